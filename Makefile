@@ -1,0 +1,26 @@
+# make demo   many seeds of a vLLM engine with multi-turn sessions: a latency table and a picture
+# make test   the tests
+# make check  lint and types;  make clean  remove what these made
+.PHONY: demo test check clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+demo: $(VENV)/.demo
+	$(BIN)/serqjax run vllm --seeds 0:32 --horizon 200 --warmup 20 --plot results/demo/latency.png
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+$(VENV)/.demo: pyproject.toml .ci/setup
+	@PYTHON="$(PYTHON)" sh .ci/setup $(VENV) demo
+
+$(VENV)/.dev: pyproject.toml .ci/setup
+	@PYTHON="$(PYTHON)" sh .ci/setup $(VENV) dev
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache results build dist

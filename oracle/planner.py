@@ -1,0 +1,339 @@
+"""Step stages: continuous batching, one give at a time.
+
+**Source:** semantics.md section 8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from serqjax.ir import fixed
+from serqjax.ir import program as ir
+from serqjax.report.raw import Action
+
+from .expressions import EPS, Look, RunError, amount
+from .scopes import Growth, admit_next, grow
+from .session import Status
+from .stages import Job, Stage
+from .statistics import Signal
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+
+class Lazy(dict):
+    """Context variables computed when they are read."""
+
+    __slots__ = ("compute",)
+
+    def __init__(self, compute: Callable[[str], float]):
+        self.compute = compute
+
+    def __missing__(self, name: str) -> float:
+        self[name] = self.compute(name)
+        return self[name]
+
+
+@dataclass(slots=True)
+class Given:
+    job: Job
+    tokens: float
+    before: float = 0.0  # position before these tokens, where the run grows a pool
+
+
+@dataclass(slots=True)
+class Plan:
+    left: float
+    chunk: float
+    given: list[Given] = field(default_factory=list)
+    considered: set[Job] = field(default_factory=set)
+    preempted: int = 0
+
+
+class Give(Enum):
+    goes_on = "goes_on"
+    preempted_itself = "preempted_itself"
+
+
+class Step(Stage):
+    """An engine: residents in the order of their admission numbers, and the running iteration."""
+
+    def __init__(self, machine: Machine, index: int, kind: ir.Step):
+        super().__init__(machine, index)
+        compiler = machine.compiler
+        self.budget = compiler.expr(kind.budget)
+        self.chunk = compiler.optional(kind.chunk)
+        self.cost = compiler.expr(kind.cost)
+        self.serve = compiler.order(kind.serve)
+        self.memory = -1 if kind.memory is None else machine.pool_index[kind.memory]
+        form = fixed.stage_form(machine.program, kind)
+        self.form = None if form is None else fixed.resolve(form, compiler.params, machine.tick_s)
+        self.form_reads = () if self.form is None else sorted(fixed.reads(self.form))
+        self.residents: list[Job] = []
+        self.running: list[Given] | None = None
+        self.plan: Plan | None = None
+        self.budget_left: float | None = None  # set while this stage's iteration tries an admission
+        self.rest = 0  # sub-tick remainder, 2**-20 ticks
+        self.last_end_tick = -1
+        self.kind_now, self.decodes_now = 0, 0  # running batch: 1 prefill, 2 decode, 3 mixed; decodes
+        self.signal_kinds = [Signal() for _ in range(4)]
+        self.signal_decodes = Signal()
+
+    # ------------------------------------------------------------ jobs
+
+    def present(self) -> int:
+        return len(self.residents)
+
+    def in_service(self) -> int:
+        return sum(given.job.present for given in self.running or ())
+
+    def work(self) -> float:
+        return sum(job.work for job in self.residents)
+
+    def enter(self, job: Job) -> None:
+        job.start_tick = job.enqueue_tick
+        place = bisect_right(self.residents, job.session.adm, key=lambda other: other.session.adm)
+        self.residents.insert(place, job)
+
+    def leave(self, job: Job) -> None:
+        job.present = False
+        self.residents.remove(job)
+        if self.plan is not None:
+            self.plan.preempted += 1
+
+    def state(self, fun: str) -> float:
+        if fun != "BudgetLeft":
+            return super().state(fun)
+        if self.budget_left is not None:
+            return self.budget_left
+        budget, chunk = self.limits()
+        return max(0.0, budget - sum(want(job, chunk) for job in self.residents))
+
+    # ------------------------------------------------------------ what expressions read
+
+    def totals_of_residents(self, name: str) -> float:
+        match name:
+            case "Nres":
+                return float(len(self.residents))
+            case "Ndec":
+                return float(sum(job.decoding for job in self.residents))
+            case "Kvb" | "Kvp":
+                return self.memory_of(self.residents, decoding=name == "Kvb")
+        raise RunError(f"`{name}` is not known here")
+
+    def memory_of(self, jobs: list[Job], decoding: bool) -> float:
+        if self.memory < 0:
+            return 0.0
+        return float(sum(job.session.units(self.memory) for job in jobs if job.decoding == decoding))
+
+    def limits(self) -> tuple[float, float]:
+        """Budget and chunk of an iteration that would start now."""
+        look = Look([], self.machine.machine_stream, None, Lazy(self.totals_of_residents))
+        budget = amount(self.budget(look), "the budget")
+        return budget, 0.0 if self.chunk is None else amount(self.chunk(look), "the chunk")
+
+    # ------------------------------------------------------------ starting an iteration
+
+    def wants_to_start(self) -> bool:
+        if self.running is not None:
+            return False
+        return bool(self.residents) or any(p.line for p in self.machine.pools_admitted_by(self.index))
+
+    def start(self) -> None:
+        """Plan an iteration and start it, unless nothing was given and nobody preempted."""
+        machine = self.machine
+        budget, chunk = self.limits()
+        self.plan = plan = Plan(left=budget, chunk=chunk)
+        self.fill(plan)
+        self.plan = None
+        plan.given = [given for given in plan.given if given.job.present]
+        for given in plan.given:
+            if given.job.grows >= 0:
+                given.before = given.job.session.advance(given.job.grows, given.tokens)
+        if not plan.given and not plan.preempted:
+            self.totals.idle_with_work = self.wants_to_start()
+            return
+        self.totals.idle_with_work = False
+        cost_tick, tokens = self.cost_of(plan.given)
+        self.totals.iterations += 1
+        machine.act(Action.iteration, -1, self.index, tokens)
+        for given in plan.given:
+            machine.act(Action.give, given.job.session.serial, self.index, given.tokens)
+        decodes = sum(given.job.decoding for given in plan.given)
+        prefills = len(plan.given) - decodes
+        self.kind_now, self.decodes_now = int(prefills > 0) + 2 * int(decodes > 0), decodes
+        if decodes and machine.warm:
+            self.totals.decode_iterations += 1
+            self.totals.decode_batch += decodes
+            self.totals.decode_step_tick += cost_tick
+        self.running = plan.given
+        machine.push(machine.now_tick + cost_tick, self.end, None)
+        machine.progress.iteration_started()
+
+    def cost_of(self, given: list[Given]) -> tuple[int, float]:
+        """Duration in ticks and tokens of the iteration; carries the sub-tick remainder."""
+        machine = self.machine
+        if self.last_end_tick != machine.now_tick:
+            self.rest = 0  # an idle engine starts
+        jobs = [g.job for g in given]
+
+        def variable(name: str) -> float:
+            match name:
+                case "Ntok":
+                    return sum(g.tokens for g in given)
+                case "Ndec":
+                    return float(sum(job.decoding for job in jobs))
+                case "Npre":
+                    return sum(g.tokens for g in given if not g.job.decoding)
+                case "Nres":
+                    return float(len(self.residents))
+                case "Kvb" | "Kvp":
+                    return self.memory_of(jobs, decoding=name == "Kvb")
+                case "Attn":
+                    return sum(g.tokens * (g.before + g.tokens / 2.0) for g in given if not g.job.decoding)
+                case "DecodePositions":
+                    return sum(g.before + 1.0 for g in given if g.job.decoding)
+            raise RunError(f"`{name}` is not known in a cost")
+
+        ctx = Lazy(variable)
+        tokens = ctx["Ntok"]
+        if self.form is None:
+            self.rest = 0
+            seconds = self.cost(Look([], machine.machine_stream, None, ctx))
+            cost_tick, positive = machine.ticks(seconds if seconds > 0.0 else 0.0), seconds > 0.0
+        else:
+            integers = {}
+            for name in self.form_reads:
+                value = ctx[name] * fixed.VARIABLE_SCALE[name]
+                integers[name] = int(value)
+                if integers[name] != value:
+                    raise RunError(f"a number of tokens or units of an iteration is {value:g}: it must be whole")
+            cost = fixed.evaluate(self.form, integers)
+            positive = cost > 0
+            total = self.rest + max(0, cost)
+            cost_tick, self.rest = total >> fixed.FIXED_BITS, total & ((1 << fixed.FIXED_BITS) - 1)
+        if tokens > 0.0 and not positive:
+            raise RunError("an iteration with tokens and cost 0")
+        return cost_tick, tokens
+
+    # ------------------------------------------------------------ planning
+
+    def fill(self, plan: Plan) -> None:
+        """Serve every resident once, in order; admit while budget is left and nobody was preempted."""
+        while True:
+            job = self.next_resident(plan)
+            if job is not None:
+                plan.considered.add(job)
+                if self.give(plan, job) is Give.preempted_itself or plan.left <= 0.0:
+                    return
+            elif plan.left <= 0.0 or plan.preempted or not self.admit_one(plan):
+                return
+
+    def next_resident(self, plan: Plan) -> Job | None:
+        """The first resident in serving order that this iteration has not considered yet."""
+        waiting = (job for job in self.residents if job not in plan.considered)
+        if self.serve is None:
+            return next(waiting, None)
+        serve, totals = self.serve, Lazy(self.totals_of_residents)
+
+        def keys(job: Job) -> tuple:
+            session = job.session
+
+            def variable(name: str) -> float:
+                match name:
+                    case "Decoding":
+                        return float(job.decoding)
+                    case "Admission":
+                        return session.adm
+                    case "Remaining":
+                        return job.work
+                return totals[name]
+
+            return serve(Look(session.attrs, session.stream, session, Lazy(variable)))
+
+        return min(waiting, key=keys, default=None)  # equal keys: the one admitted first
+
+    def give(self, plan: Plan, job: Job) -> Give:
+        tokens = min(want(job, plan.chunk), plan.left)
+        if tokens <= 0.0:
+            return Give.goes_on
+        session = job.session
+        if job.grows >= 0:
+            if session.status is Status.growing:
+                return Give.goes_on
+            hold = session.hold_of(job.grows)
+            if hold is None:
+                raise RunError(f"the session holds no {self.machine.pools[job.grows].pool.name}")
+            need = hold.pos + tokens - hold.alloc
+            if need > EPS:
+                growth = grow(self.machine, session, job.grows, need, job)
+                plan.left += sum(given.tokens for given in plan.given if not given.job.present)
+                plan.given = [given for given in plan.given if given.job.present]
+                if growth is Growth.waits:
+                    return Give.goes_on
+                if growth is Growth.preempted_itself:
+                    return Give.preempted_itself
+        plan.given.append(Given(job, tokens))
+        plan.left -= tokens
+        return Give.goes_on
+
+    def admit_one(self, plan: Plan) -> bool:
+        """The first line of this stage that is not empty admits its selected hold, if it fits."""
+        machine = self.machine
+        for pool in machine.pools_admitted_by(self.index):
+            if pool.line:
+                self.budget_left = plan.left
+                admitted = admit_next(machine, pool)
+                self.budget_left = None
+                if admitted:
+                    machine.run_ready()
+                return admitted
+        return False
+
+    # ------------------------------------------------------------ ending an iteration
+
+    def end(self, _: None) -> None:
+        machine = self.machine
+        running = [given for given in self.running or () if given.job.present]
+        self.running = None
+        self.last_end_tick = machine.now_tick
+        self.kind_now, self.decodes_now = 0, 0
+        for given in running:
+            job = given.job
+            job.work -= given.tokens
+            if job.decoding or job.work <= EPS:
+                machine.act(Action.token, job.session.serial, self.index, float(job.decoding))
+                machine.clients.token(job.session, self.index, job.decoding)
+                machine.progress.token()
+        for given in running:
+            if given.job.work <= EPS and given.job.present:
+                self.residents.remove(given.job)
+                self.completed(given.job)
+
+    # ------------------------------------------------------------ statistics
+
+    def record(self, now_tick: int) -> None:
+        super().record(now_tick)
+        for kind, signal in enumerate(self.signal_kinds):
+            signal.record(now_tick, int(kind == self.kind_now))
+        self.signal_decodes.record(now_tick, self.decodes_now)
+
+    def signals(self) -> list[Signal]:
+        return [*super().signals(), *self.signal_kinds, self.signal_decodes]
+
+    def close(self, end_tick: int) -> None:
+        super().close(end_tick)
+        integrals = [int(signal.integral(end_tick)) for signal in self.signal_kinds]
+        _, self.totals.prefill_only_tick, self.totals.decode_only_tick, self.totals.mixed_tick = integrals
+        self.totals.decodes_tick = int(self.signal_decodes.integral(end_tick))
+
+
+def want(job: Job, chunk: float) -> float:
+    """Tokens that a resident could take with no budget."""
+    if job.decoding:
+        return min(1.0, job.work)
+    return min(job.work, chunk) if chunk > 0.0 else job.work

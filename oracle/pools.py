@@ -1,0 +1,244 @@
+"""Pools: units allocated, cached and free; cache entries and their eviction; who waits.
+
+**Source:** semantics.md sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serqjax.ir import program as ir
+from serqjax.ir.structure import number
+from serqjax.report.raw import Action, PoolTotals
+
+from .expressions import EPS, Look
+from .session import Session, Status, Waiting
+from .statistics import Signal
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .stages import Job
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Cached units. `key`: serial of the session that may borrow them back, or negative: a dead entry."""
+
+    key: int
+    size: float
+    last_tick: int
+    released: int
+    attrs: list[float]
+
+    @property
+    def serial(self) -> int:
+        return max(self.key, -1)
+
+
+@dataclass(slots=True, eq=False)
+class Grower:
+    """A session that waits for `units` more in its innermost hold; `job`: the run that grows, or None."""
+
+    session: Session
+    units: float
+    job: Job | None
+
+
+class Pool:
+    def __init__(self, machine: Machine, index: int, pool: ir.Pool):
+        self.machine = machine
+        self.index = index
+        self.pool = pool
+        self.cap = number(machine.program, pool.cap) or 0.0
+        self.block = number(machine.program, pool.block)
+        compiler = machine.compiler
+        self.queue_key = compiler.order(pool.queue)
+        self.evict_key = None if pool.evict == ir.EVICT_LRU else compiler.order(pool.evict)
+        self.lru = pool.evict == ir.EVICT_LRU
+        self.victim_key = compiler.order(pool.preempt.order) if pool.preempt else None
+        self.admit_via = None if pool.admit_via is None else machine.stage_index[pool.admit_via]
+        self.used = 0.0
+        self.cached = 0.0
+        self.holders: list[Session] = []  # one element per hold, in order
+        self.distinct: dict[Session, int] = {}  # how often each holder is in the list
+        self.entries: dict[int, Entry] = {}
+        self.line: list[Waiting] = []
+        self.growers: list[Grower] = []
+        self.totals = PoolTotals()
+        self.signal_used, self.signal_cached = Signal(), Signal()
+        self.signal_queue, self.signal_holders = Signal(), Signal()
+
+    # ------------------------------------------------------------ amounts
+
+    def up(self, units: float) -> float:
+        if self.block is None or not math.isfinite(units):
+            return units
+        return math.ceil(units / self.block) * self.block
+
+    def down(self, units: float) -> float:
+        if self.block is None or not math.isfinite(units):
+            return units
+        return math.floor(units / self.block) * self.block
+
+    def fits(self, need: float, besides: Session | None = None) -> bool:
+        """Whether `need` more units may be allocated; cached units never count against it.
+
+        With `reserve_held`, what open holds have reserved and not taken counts (but for `besides`'s).
+        """
+        held = 0.0
+        if self.pool.reserve_held:
+            held = sum(s.reserved(self.index) for s in self.distinct if s is not besides)
+        return self.used + held + need <= self.cap + EPS
+
+    def add_holder(self, session: Session) -> None:
+        self.holders.append(session)
+        self.distinct[session] = self.distinct.get(session, 0) + 1
+
+    def remove_holder(self, session: Session) -> None:
+        self.holders.remove(session)  # the first of its elements
+        self.distinct[session] -= 1
+        if not self.distinct[session]:
+            del self.distinct[session]
+
+    def holders_in_order(self) -> list[Session]:
+        """Distinct holders by their first hold."""
+        return list(dict.fromkeys(self.holders))
+
+    def state(self, fun: str, session: Session | None) -> float:
+        match fun:
+            case "Used":
+                return self.used
+            case "Free":
+                return self.cap - self.used
+            case "CachedIn":
+                entry = self.entries.get(session.serial) if session else None
+                return entry.size if entry else 0.0
+            case "Allocated":
+                return session.units(self.index) if session else 0.0
+            case "Holders":
+                return float(len(self.distinct))
+            case "Queued":
+                return float(len(self.line))
+        raise ValueError(fun)
+
+    # ------------------------------------------------------------ the cache
+
+    def keep(self, session: Session, units: float) -> None:
+        """The session's entry is replaced by one of `units`, released now."""
+        self.drop(session.serial)
+        self.add_entry(session.serial, units, session.attrs)
+
+    def add_entry(self, key: int, units: float, attrs: list[float]) -> None:
+        self.entries[key] = Entry(key, units, self.machine.now_tick, self.machine.next_release(), attrs.copy())
+        self.cached += units
+
+    def add_dead(self, units: float, attrs: list[float]) -> None:
+        """Units released uncached in a pool that keeps one list of free and cached units."""
+        self.add_entry(self.machine.next_dead(), units, attrs)
+
+    def drop(self, serial: int) -> None:
+        entry = self.entries.pop(serial, None)
+        if entry:
+            self.cached -= entry.size
+
+    def consume(self, session: Session, reuse: float | None) -> float:
+        """Take the session's own entry out of the cache; units taken. What `reuse` leaves becomes a dead entry."""
+        entry = self.entries.get(session.serial)
+        if entry is None:
+            return 0.0
+        self.drop(session.serial)
+        own = entry.size
+        if reuse is not None and own > self.down(reuse):
+            rest = own - self.down(reuse)
+            key = self.machine.next_dead()
+            # it keeps the age of the entry that it came from
+            self.entries[key] = Entry(key, rest, entry.last_tick, entry.released, entry.attrs)
+            self.cached += rest
+            own = self.down(reuse)
+        return own
+
+    def make_room(self, need: float) -> None:
+        """Remove cached units, block by block from the tail of the least entry, until `need` units fit."""
+        last: Entry | None = None
+        removed = 0.0
+        while self.entries and self.used + self.cached + need > self.cap + EPS:
+            # the key of an LRU entry does not change with its size
+            entry = last if self.lru and last is not None and last.size > EPS else self.least_entry()
+            if entry is not last and last is not None:
+                self.machine.act(Action.evict, last.serial, self.index, removed)
+                removed = 0.0
+            last = entry
+            piece = min(self.block, entry.size) if self.block is not None else entry.size
+            entry.size -= piece
+            self.cached -= piece
+            removed += piece
+            self.totals.evicted_units += piece
+            if entry.size <= EPS:
+                self.cached -= entry.size
+                del self.entries[entry.key]
+                self.totals.evicted_entries += 1
+        if last is not None:
+            self.machine.act(Action.evict, last.serial, self.index, removed)
+
+    def least_entry(self) -> Entry:
+        if self.evict_key is None:
+            return min(self.entries.values(), key=lambda e: (e.last_tick if self.lru else 0, e.released))
+        return min(self.entries.values(), key=self.entry_key)
+
+    def entry_key(self, entry: Entry) -> tuple:
+        machine = self.machine
+        session = machine.live.get(entry.key)
+        attrs = session.attrs if session else entry.attrs
+        ctx = {
+            "Size": entry.size,
+            "Age": (machine.now_tick - entry.last_tick) * machine.tick_s,
+            "Last": entry.last_tick * machine.tick_s,
+            "Queued": float(session is not None and session.status is Status.queued),
+        }
+        assert self.evict_key is not None
+        return self.evict_key(Look(attrs, machine.evict_stream, session, ctx)), entry.released
+
+    # ------------------------------------------------------------ the line
+
+    def select(self) -> Waiting:
+        """The waiting hold that is tried next; the line is not empty."""
+        front = self.line[0]
+        if front.resumed or self.queue_key is None:
+            return front
+        machine, key = self.machine, self.queue_key
+
+        def keys(waiting: Waiting) -> tuple:
+            session = waiting.session
+            waited_s = (machine.now_tick - waiting.queued_tick) * machine.tick_s
+            return key(Look(session.attrs, session.stream, session, {"Waited": waited_s}))
+
+        return min(self.line, key=keys)
+
+    # ------------------------------------------------------------ statistics
+
+    def in_blocks(self, units: float) -> int | float:
+        if self.block is not None:
+            return round(units / self.block)
+        return int(units) if units == math.floor(units) else units
+
+    def record(self, now_tick: int) -> None:
+        self.signal_used.record(now_tick, self.in_blocks(self.used))
+        self.signal_cached.record(now_tick, self.in_blocks(self.cached))
+        self.signal_queue.record(now_tick, len(self.line))
+        self.signal_holders.record(now_tick, len(self.distinct))
+
+    def signals(self) -> list[Signal]:
+        return [self.signal_used, self.signal_cached, self.signal_queue, self.signal_holders]
+
+    def close(self, end_tick: int) -> None:
+        totals = self.totals
+        totals.used_tick = self.signal_used.integral(end_tick)
+        totals.cached_tick = self.signal_cached.integral(end_tick)
+        totals.queue_tick = int(self.signal_queue.integral(end_tick))
+        totals.holders_tick = int(self.signal_holders.integral(end_tick))
+        totals.growing_at_end = len(self.growers)
+        waiting = {id(g.session) for g in self.growers}
+        allocated = [s for s in self.distinct if s.units(self.index) > 0.0]
+        totals.growing_stalled = bool(waiting) and all(id(s) in waiting for s in allocated)

@@ -1,0 +1,306 @@
+"""Scopes: joining a line, admission, giving back, growth and preemption.
+
+**Source:** semantics.md sections 4 and 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from serqjax.ir import program as ir
+from serqjax.report.raw import Action
+
+from .expressions import EPS, Function, Look, RunError, amount
+from .pools import Grower, Pool
+from .session import Hold, OpenScope, Session, Status, Waiting
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .stages import Job
+
+
+class Growth(Enum):
+    done = "done"
+    waits = "waits"
+    preempted_itself = "preempted_itself"
+
+
+@dataclass(slots=True)
+class Trial:
+    """What an admission would take: the attributes after the lets, units and need of each pool."""
+
+    attrs: list[float]
+    units: list[float]
+    needs: list[float]
+
+
+class Scope:
+    """The compiled form of a scope."""
+
+    def __init__(self, machine: Machine, scope: ir.Scope):
+        compiler = machine.compiler
+        self.scope = scope
+        self.reentry = machine.state_index[scope.reentry]
+        self.lets = [(machine.slots[let.attr], compiler.expr(let.value)) for let in scope.lets]
+        self.pools = [compiler.resource(take.pool, machine.pool_index) for take in scope.takes]
+        self.units = [compiler.expr(take.units) for take in scope.takes]
+        self.reserve = [compiler.optional(take.reserve) for take in scope.takes]
+        self.keep = [compiler.optional(take.keep) for take in scope.takes]
+        self.oversize: list[Function | None] = [
+            None if isinstance(take.oversize, str) else compiler.expr(take.oversize) for take in scope.takes
+        ]
+        self.reuse = compiler.optional(scope.reuse)
+
+
+# ---------------------------------------------------------------- joining the line
+
+
+def enter(machine: Machine, session: Session, index: int, *, resumed: bool = False, requeued: bool = False) -> None:
+    """Join the line of the scope's first pool (`resumed`: at its head), or be rejected."""
+    scope = machine.scopes[index]
+    pools = [place(session.look) for place in scope.pools]
+    if len(set(pools)) < len(pools):
+        raise RunError(f"scope `{scope.scope.name}` takes one pool twice")
+    for place, oversize in zip(pools, scope.oversize):
+        if oversize is None:
+            continue
+        pool = machine.pools[place]
+        need = pool.up(amount(oversize(session.look)))
+        if need > pool.cap:
+            pool.totals.rejected += 1
+            machine.act(Action.reject, session.serial, place, need)
+            machine.end_session(session, rejected=True)
+            return
+    waiting = Waiting(session, index, pools, machine.now_tick, resumed, requeued)
+    line = machine.pools[pools[0]].line
+    line.insert(0, waiting) if resumed else line.append(waiting)
+    session.waiting = waiting
+    session.status = Status.queued
+
+
+# ---------------------------------------------------------------- admission
+
+
+def attempt(machine: Machine, waiting: Waiting) -> Trial:
+    """Evaluate the lets, each seeing the previous, then units and reserve of every pool."""
+    scope, session = machine.scopes[waiting.scope], waiting.session
+    attrs = session.attrs.copy()
+    look = Look(attrs, session.stream, session, {"Requeued": float(waiting.requeued)})
+    for slot, value in scope.lets:
+        attrs[slot] = value(look)
+    units, needs = [], []
+    for u, r in zip(scope.units, scope.reserve):
+        units.append(amount(u(look)))
+        needs.append(units[-1] if r is None else max(units[-1], amount(r(look))))
+    return Trial(attrs, units, needs)
+
+
+def admit_next(machine: Machine, pool: Pool) -> bool:
+    """Admit the selected hold of a line if it fits; nobody behind it is tried."""
+    waiting = pool.select()
+    trial = attempt(machine, waiting)
+    pools = [machine.pools[place] for place in waiting.pools]
+    if not all(p.fits(p.up(need)) for p, need in zip(pools, trial.needs)):
+        return False
+    pool.line.remove(waiting)
+    admit(machine, waiting, trial)
+    return True
+
+
+def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
+    session, scope = waiting.session, machine.scopes[waiting.scope]
+    session.waiting = None
+    session.attrs[:] = trial.attrs
+    look = Look(session.attrs, session.stream, session, {"Requeued": float(waiting.requeued)})
+    reuse = None if scope.reuse is None else max(scope.reuse(look), 0.0)
+    opened = OpenScope(waiting.scope, [])
+    session.scopes.append(opened)
+    most_own = 0.0
+    for take, (place, units, need) in enumerate(zip(waiting.pools, trial.units, trial.needs)):
+        pool = machine.pools[place]
+        own = pool.consume(session, reuse) if scope.keep[take] is not None else 0.0
+        most_own = max(most_own, own)
+        alloc = pool.up(units)
+        pool.make_room(alloc)
+        pool.used += alloc
+        pool.add_holder(session)
+        pool.totals.admissions += 1
+        opened.holds.append(Hold(place, take, alloc, pos=own, reserved=pool.up(need)))
+        machine.act(Action.admit, session.serial, place, alloc)
+    machine.set_attr(session, "cached", most_own)
+    session.adm = machine.next_admission()
+    first = machine.pools[waiting.pools[0]]
+    if machine.warm:
+        first.totals.wait_tick += machine.now_tick - waiting.queued_tick
+        first.totals.wait_count += 1
+    if session.request is not None:
+        session.request.admissions += 1
+    session.state = scope.reentry
+    machine.make_ready(session)
+
+
+def retry(machine: Machine) -> None:
+    """Every pool in index order: growers, then admissions (a line that a stage admits waits for it)."""
+    for pool in machine.pools:
+        retry_growers(machine, pool)
+        if pool.admit_via is None:
+            while pool.line and admit_next(machine, pool):
+                pass
+
+
+# ---------------------------------------------------------------- giving back
+
+
+def leave(machine: Machine, session: Session) -> None:
+    """The innermost scope ends normally; then every line is tried."""
+    opened = give_back(machine, session, finished=True)
+    for hold in opened.holds:
+        session.preempted_at.pop(hold.pool, None)
+        session.alone_in.discard(hold.pool)
+    machine.set_attr(session, "computed", 0.0)
+    retry(machine)
+
+
+def give_back(machine: Machine, session: Session, *, finished: bool) -> OpenScope:
+    """Every pool of the innermost scope in order: its units are released, then what `keep` says is cached.
+
+    At most what was computed is kept, in whole blocks: after a preemption the position, at other
+    ends the allocation where no run has advanced the hold.
+    """
+    opened = session.scopes[-1]
+    scope = machine.scopes[opened.scope]
+    for hold in opened.holds:
+        pool = machine.pools[hold.pool]
+        released, hold.alloc = hold.alloc, 0.0
+        pool.used -= released
+        pool.remove_holder(session)
+        machine.act(Action.release, session.serial, hold.pool, released)
+        kept, keep = 0.0, scope.keep[hold.take]
+        if keep is not None:
+            ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
+            want = amount(keep(Look(session.attrs, session.stream, session, ctx)))
+            computed = hold.pos if opened.grown or not finished else released
+            kept = pool.down(min(want, computed))
+        if pool.pool.uncached == "in_order" and released > kept:
+            pool.add_dead(released - kept, session.attrs)
+        if kept > 0.0:
+            pool.keep(session, kept)
+            machine.act(Action.cache, session.serial, hold.pool, kept)
+    session.scopes.pop()
+    return opened
+
+
+# ---------------------------------------------------------------- growth
+
+
+def grow(machine: Machine, session: Session, place: int, units: float, job: Job | None) -> Growth:
+    """Add `units` to the innermost hold of a pool; without room wait or preempt, as the pool says."""
+    pool = machine.pools[place]
+    hold = session.hold_of(place)
+    if hold is None:
+        raise RunError(f"the session holds no {pool.pool.name}")
+    while True:
+        need = pool.up(hold.alloc + units) - hold.alloc
+        if need <= 0.0:
+            return Growth.done
+        if pool.fits(need, besides=session):
+            take_more(machine, session, pool, hold, need)
+            return Growth.done
+        victim = None if pool.victim_key is None else select_victim(machine, pool)
+        if victim is None:
+            pool.growers.append(Grower(session, units, job))
+            session.status = Status.growing
+            session.growing_pool = place
+            return Growth.waits
+        if victim is session and len(pool.distinct) == 1:
+            machine.progress.preempts_itself_alone(session, pool)
+        preempt(machine, victim, place)
+        if victim is session:
+            return Growth.preempted_itself
+
+
+def take_more(machine: Machine, session: Session, pool: Pool, hold: Hold, need: float) -> None:
+    pool.make_room(need)
+    pool.used += need
+    hold.alloc += need
+    machine.act(Action.grow, session.serial, pool.index, need)
+
+
+def retry_growers(machine: Machine, pool: Pool) -> None:
+    """From the front; stops at the first that does not fit. A job is only servable again."""
+    while pool.growers:
+        grower = pool.growers[0]
+        session = grower.session
+        hold = session.hold_of(pool.index)
+        assert hold is not None
+        need = pool.up(hold.alloc + grower.units) - hold.alloc
+        if not pool.fits(need, besides=session):
+            return
+        pool.growers.pop(0)
+        take_more(machine, session, pool, hold, need)
+        session.growing_pool = -1
+        if grower.job is not None:
+            session.status = Status.in_stage
+        else:
+            machine.make_ready(session)
+
+
+# ---------------------------------------------------------------- preemption
+
+
+def select_victim(machine: Machine, pool: Pool) -> Session | None:
+    """The candidate with the least keys, ties to the last; None without a candidate.
+
+    Candidates: where the pool is the memory of a step stage, its holders that run there, in the order
+    of their admission numbers; else the sessions that hold it, by their first hold.
+    """
+    candidates = pool.holders_in_order()
+    stages = machine.engines_of_memory(pool.index)
+    if stages:
+        candidates = [s for s in candidates if s.job is not None and s.status is Status.in_stage and s.stage in stages]
+        candidates.sort(key=lambda s: s.adm)
+    else:
+        candidates = [s for s in candidates if s.hold_of(pool.index) is not None]
+    if not candidates:
+        return None
+    assert pool.victim_key is not None
+    best, best_key = None, None
+    for admission, s in enumerate(candidates):
+        hold = s.hold_of(pool.index)
+        assert hold is not None
+        ctx = {
+            "Admission": float(admission),
+            "Decoding": float(s.job is not None and s.job.decoding),
+            "Position": hold.pos,
+        }
+        key = pool.victim_key(Look(s.attrs, s.stream, s, ctx))
+        if best_key is None or key <= best_key:
+            best, best_key = s, key
+    return best
+
+
+def preempt(machine: Machine, victim: Session, place: int) -> None:
+    """Close the victim's innermost scope of the pool and those inside it, and queue it again there."""
+    pool = machine.pools[place]
+    hold = victim.hold_of(place)
+    assert hold is not None and pool.pool.preempt is not None
+    computed = hold.pos
+    before = victim.preempted_at.get(place)
+    if before is not None and before >= computed - EPS and not victim.stuck:
+        victim.stuck = True
+        pool.totals.stuck += 1
+    victim.preempted_at[place] = computed
+    machine.set_attr(victim, "computed", computed)
+    victim.tokens.preempted = True
+    pool.totals.preemptions += 1
+    machine.progress.preemption()
+    machine.act(Action.preempt, victim.serial, place, computed)
+    machine.withdraw(victim)
+    while True:
+        opened = give_back(machine, victim, finished=False)
+        if any(h is hold for h in opened.holds):
+            break
+    head = pool.pool.preempt.requeue == "head"
+    enter(machine, victim, opened.scope, resumed=head, requeued=True)

@@ -1,0 +1,160 @@
+"""A session: its attribute vector, its state, what it holds, and what its client sees.
+
+**Source:** semantics.md sections 1 and 12.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .expressions import Look
+from .streams import STATEMENTS, Stream, sub_seed
+
+if TYPE_CHECKING:
+    from .stages import Job
+
+
+class Status(Enum):
+    ready = "ready"
+    queued = "queued"
+    in_stage = "in_stage"
+    growing = "growing"
+    ended = "ended"
+
+
+@dataclass(slots=True)
+class Hold:
+    """What a scope has of one pool: `alloc` units, of which `pos` tokens are computed.
+
+    `pos` starts at the units consumed from the own cache entry.
+    """
+
+    pool: int
+    take: int
+    alloc: float
+    pos: float
+    reserved: float
+
+
+@dataclass(slots=True)
+class OpenScope:
+    """`grown`: a run advanced one of the holds, so that `pos`, not `alloc`, says what was computed."""
+
+    scope: int
+    holds: list[Hold]
+    grown: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A hold in the line of its first pool.
+
+    `resumed`: put at the head by a preemption, selected whatever the keys. `requeued`: this
+    admission follows a preemption (also one that requeues at the tail).
+    """
+
+    session: Session
+    scope: int
+    pools: list[int]
+    queued_tick: int
+    resumed: bool = False
+    requeued: bool = False
+
+
+@dataclass(slots=True)
+class Request:
+    """One turn as the client sees it (one session in a program without `Turn`). Ticks, -1: never."""
+
+    serial: int
+    turn: int
+    sent_tick: int
+    first_tick: int = -1
+    last_tick: int = -1
+    tokens: int = 0
+    confirmed_tick: int = -1
+    confirm_order: int = -1
+    responded_tick: int = -1
+    respond_order: int = -1
+    admissions: int = 0
+    rejected: bool = False
+
+    @property
+    def open(self) -> bool:
+        return self.responded_tick < 0 and not self.rejected
+
+
+@dataclass(slots=True)
+class Tokens:
+    """The latest token of a session: what decides which token is the next one of its turn."""
+
+    turn: float = -1.0
+    last_tick: int = -1
+    last_stage: int = -1
+    decoded: bool = False
+    preempted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    serial: int
+    attrs: list[float]
+    state: int
+    seed: int
+    status: Status = Status.ready
+    look: Look = field(init=False)  # its own statements
+    workload_look: Look = field(init=False)  # `init` and `turn` ops, re-seeded at each Turn
+    script: int = -1  # row of the listed sessions or of the trace
+    turns: int = 0
+    scopes: list[OpenScope] = field(default_factory=list)
+    adm: float = math.inf
+    waiting: Waiting | None = None
+    job: Job | None = None
+    stage: int = -1  # where the job is
+    growing_pool: int = -1
+    preempted_at: dict[int, float] = field(default_factory=dict)
+    stuck: bool = False
+    alone_in: set[int] = field(default_factory=set)  # pools where it preempted itself, nobody else holding units
+    ready_tick: int = -1
+    ready_count: int = 0
+    request: Request | None = None
+    tokens: Tokens = field(default_factory=Tokens)
+
+    def __post_init__(self) -> None:
+        self.look = Look(self.attrs, Stream(sub_seed(self.seed, self.serial, 0, STATEMENTS)), self)
+        self.workload_look = self.look
+
+    @property
+    def stream(self) -> Stream:
+        """Of its own statements: everything evaluated for it, on either side."""
+        return self.look.stream
+
+    def hold_of(self, pool: int) -> Hold | None:
+        """The innermost hold of a pool."""
+        for opened in reversed(self.scopes):
+            for hold in opened.holds:
+                if hold.pool == pool:
+                    return hold
+        return None
+
+    def advance(self, pool: int, tokens: float) -> float:
+        """Tokens of a growing run are computed into the innermost hold; the position before them."""
+        for opened in reversed(self.scopes):
+            for hold in opened.holds:
+                if hold.pool == pool:
+                    opened.grown = True
+                    hold.pos += tokens
+                    return hold.pos - tokens
+        raise LookupError("no hold to advance")
+
+    def units(self, pool: int) -> float:
+        """Units of a pool in all open holds."""
+        return sum(hold.alloc for scope in self.scopes for hold in scope.holds if hold.pool == pool)
+
+    def reserved(self, pool: int) -> float:
+        """Units of a pool reserved and not yet allocated, over all open holds."""
+        return sum(
+            max(hold.reserved - hold.alloc, 0.0) for scope in self.scopes for hold in scope.holds if hold.pool == pool
+        )

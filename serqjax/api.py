@@ -1,0 +1,191 @@
+"""The entry functions: `program`, `check`, `run`, `run_reference`.
+
+**Source:** `design.md`, sections 2.7 and 3; `docs/architecture.md`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, final, overload
+
+from . import ir
+from .builder import compose as program
+from .check import Facts, as_text, check_program, describe
+from .overrides import with_params, with_span
+from .progress import AbstractProgress, NoProgress
+from .report.raw import Verdict
+from .report.units import dumps
+from .results import Run, Runs, VerdictError
+
+LARGEST_SEED = 2**64 - 1
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Checked:
+    """A valid program and the `facts` that the engines work from; `str()` says them in words."""
+
+    program: ir.Program
+    facts: Facts
+
+    def to_document(self) -> dict[str, Any]:
+        """What `serqjax check --json` prints."""
+        return describe(self.program, self.facts)
+
+    def to_json(self) -> str:
+        """`to_document()` as text: equal programs give equal bytes."""
+        return dumps(self.to_document())
+
+    def __str__(self) -> str:
+        return as_text(self.program, self.facts)
+
+
+def check(prog: ir.Program) -> Checked:
+    """Check a program without running it.
+
+    **Raises:** `ProgramError` with all the problems at once, each with its place and what to write instead.
+    """
+    return Checked(prog, check_program(prog))
+
+
+@overload
+def run(
+    prog: ir.Program,
+    *,
+    seed: int | None = None,
+    seeds: None = None,
+    horizon_s: float | None = None,
+    warmup_s: float | None = None,
+    arrivals: int | None = None,
+    params: Mapping[str, float] | None = None,
+    check: bool = False,
+    stop_on_verdict: bool = False,
+    progress: AbstractProgress | None = None,
+) -> Run: ...
+
+
+@overload
+def run(
+    prog: ir.Program,
+    *,
+    seed: None = None,
+    seeds: Iterable[int],
+    horizon_s: float | None = None,
+    warmup_s: float | None = None,
+    arrivals: int | None = None,
+    params: Mapping[str, float] | None = None,
+    check: bool = False,
+    stop_on_verdict: bool = False,
+    progress: AbstractProgress | None = None,
+) -> Runs: ...
+
+
+def run(
+    prog: ir.Program,
+    *,
+    seed: int | None = None,
+    seeds: Iterable[int] | None = None,
+    horizon_s: float | None = None,
+    warmup_s: float | None = None,
+    arrivals: int | None = None,
+    params: Mapping[str, float] | None = None,
+    check: bool = False,
+    stop_on_verdict: bool = False,
+    progress: AbstractProgress | None = None,
+) -> Run | Runs:
+    """Run a program, one seed or many at once. The run of seed s is the reference's run of seed s.
+
+    **Arguments:**
+    - `seed`: one seed, 0 to 2^64 - 1 (default: the program's own). `seeds`: many, for example `range(256)`.
+    - `horizon_s`, `warmup_s`: seconds; `arrivals`: exactly so many sessions, then drain; None: the program's own.
+    - `params`: other values of the program's named parameters.
+    - `check`: test the ownership equation of every pool after every action (slower).
+    - `stop_on_verdict`: end an instance at a deadlock or livelock instead of at its horizon.
+    - `progress`: what to report to, for example `BarProgress()`; default: nothing.
+
+    **Returns:** a `Run`, or `Runs` with the seeds in their order. An instance that fails does not raise: its verdict
+    says so, and `raise_for_verdict()` turns it into an exception. Interrupted with Ctrl-C, the seeds finished so far
+    are returned and `unfinished_seeds` names the others.
+
+    **Raises:** `ProgramError` for a program that is not valid; `ValueError` for an argument; `VerdictError` if a single
+    run ends with the verdict `error` (it carries the run so far); `KeyboardInterrupt` if nothing had finished.
+    """
+    if seed is not None and seeds is not None:
+        raise ValueError("seed and seeds exclude each other")
+    many = seeds is not None
+    chosen = seed_list(seeds if many else [prog.seed if seed is None else seed])
+    prog = with_span(with_params(prog, params or {}), horizon_s=horizon_s, warmup_s=warmup_s, arrivals=arrivals)
+    check_program(prog)
+    raws = _simulate(prog, chosen, check=check, stop_on_verdict=stop_on_verdict, progress=progress or NoProgress())
+    done = tuple(raw for raw in raws if raw is not None)
+    if not done:
+        raise KeyboardInterrupt("interrupted before any seed had finished")
+    if many:
+        return Runs(prog, done, tuple(s for s, raw in zip(chosen, raws) if raw is None))
+    single = Run(prog, done[0])
+    if single.final.verdict == Verdict.error:
+        raise VerdictError(single.failures()[0], single)
+    return single
+
+
+def _simulate(prog: ir.Program, seeds: list[int], **options: Any) -> list[Any]:
+    """The array engine's runs, one per seed, None where an interrupt came first. (Imports JAX.)"""
+    from .engine import simulate
+
+    return simulate(prog, seeds, **options)
+
+
+def seed_list(seeds: Iterable[int]) -> list[int]:
+    """Seeds as Python integers. **Raises:** `ValueError` without one, for one out of range or named twice."""
+    chosen = [int(s) for s in seeds]
+    if not chosen:
+        raise ValueError("seeds is empty: give at least one seed, for example range(64)")
+    for s in chosen:
+        if not 0 <= s <= LARGEST_SEED:
+            raise ValueError(f"seed {s}: a whole number from 0 to 2^64 - 1 is needed")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError("a seed is named twice: equal seeds give equal runs, and intervals need independent ones")
+    return chosen
+
+
+def to_json(prog: ir.Program) -> str:
+    """A program as automaton JSON, which `read` reads back exactly."""
+    from .ir.codec import to_json
+
+    return to_json(prog)
+
+
+def run_reference(
+    source: str | os.PathLike[str],
+    *,
+    workload: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    seeds: Iterable[int] | None = None,
+    horizon_s: float | None = None,
+    warmup_s: float | None = None,
+    arrivals: int | None = None,
+    progress: AbstractProgress | None = None,
+) -> Any:
+    """Run a serQ IR 14 JSON or `.serq` file with the reference interpreter, pyserq, one seed after another.
+
+    Arguments as `read` and `run`. **Returns:** a result whose document has the shape of `run`'s; what pyserq does not
+    report is null. **Raises:** `ProgramError`, `ValueError`; `MissingExtra` without pyserq.
+    """
+    from .pyserq_runner import run_pyserq
+
+    one = seeds is None
+    return run_pyserq(
+        source,
+        workload=workload,
+        settings=dict(settings or {}),
+        seeds=None if one and seed is None else seed_list([seed] if one else seeds),  # type: ignore[list-item]
+        many=not one,
+        span={"horizon": horizon_s, "warmup": warmup_s, "arrivals": arrivals},
+        progress=progress or NoProgress(),
+    )
+
+
+__all__ = ["Checked", "check", "program", "run", "run_reference", "to_json"]

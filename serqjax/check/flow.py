@@ -1,0 +1,100 @@
+"""Scopes and states fit together: every state is reached with the scopes open that it declares.
+
+**Source:** `design.md`, section 2.5; `serqjax.ir.program`.
+"""
+
+from __future__ import annotations
+
+from ..ir.program import End, Enter, Leave, State
+from .index import Index, Problems, targets
+
+
+def check_flow(index: Index, problems: Problems) -> None:
+    """Report cycles of parents, entries from elsewhere, exits that leave or cross a scope."""
+    program = index.program
+    for i, scope in enumerate(program.scopes):
+        here, owner = f"$.scopes[{i}]", f"scope `{scope.name}`"
+        chain = index.chain(scope.name)
+        if len(chain) > len(program.scopes):
+            names = " -> ".join(f"`{s.name}`" for s in chain[: min(len(chain), 5)])
+            problems.add(f"{here}.parent", f"{owner}: is its own ancestor ({names})", "scopes form a tree")
+        if not scope.takes:
+            problems.add(f"{here}.takes", f"{owner}: takes nothing", "take at least one pool; the first is its line")
+        reentry = index.states.get(scope.reentry)
+        if reentry is not None and reentry.scope != scope.name:
+            problems.add(
+                f"{here}.reentry",
+                f"{owner}: goes on at state `{reentry.name}`, which lies in {_scope(reentry.scope)}",
+                f"the reentry of a scope lies in it: set `scope` of `{reentry.name}` to `{scope.name}`",
+            )
+    start = index.states.get(program.start)
+    if start is not None and start.scope is not None:
+        text = f"a session starts in state `{start.name}`, which lies in {_scope(start.scope)}"
+        problems.add("$.start", text, "start outside all scopes and `Enter` one")
+    for i, state in enumerate(program.states):
+        if state.scope is None or state.scope in index.scopes:
+            _check_exit(index, problems, i, state)
+
+
+def _check_exit(index: Index, problems: Problems, i: int, state: State) -> None:
+    here, owner, exit_ = f"$.states[{i}].exit", f"state `{state.name}`", state.exit
+    lies = state.scope
+    if isinstance(exit_, Enter):
+        scope = index.scopes.get(exit_.scope)
+        if scope is not None and scope.parent != state.scope:
+            problems.add(
+                f"{here}.scope",
+                f"{owner}: enters the scope `{scope.name}` from {_scope(state.scope)}, "
+                f"but its parent is {_scope(scope.parent)}",
+                "enter it from its parent, or declare that parent",
+            )
+    elif isinstance(exit_, Leave):
+        if state.scope is None:
+            problems.add(here, f"{owner}: leaves a scope, but lies in none", "use `Goto`, or set the state's `scope`")
+            return
+        lies = index.scopes[state.scope].parent
+    chain = [s.name for s in index.chain(state.scope)]
+    for field, name in targets(state):
+        target = index.states.get(name)
+        if target is None:
+            continue
+        if field == "deadline.target":
+            if target.scope is not None and target.scope not in chain:
+                text = f"{owner}: its deadline jumps to state `{name}` in {_scope(target.scope)}, which is not open"
+                problems.add(f"{here}.{field}", text, "a jump only closes scopes: go to a state of an open scope")
+        elif target.scope != lies:
+            problems.add(
+                f"{here}.{field}",
+                f"{owner}: goes to state `{name}`, which lies in {_scope(target.scope)}, from {_scope(lies)}"
+                + (f" (after leaving `{state.scope}`)" if isinstance(exit_, Leave) else ""),
+                "open a scope with `Enter` and close it with `Leave`, or correct the state's `scope`",
+            )
+
+
+def successors(index: Index, state: State) -> list[str]:
+    """Names of the states that may follow, the reentry of an entered scope included."""
+    found = [name for _, name in targets(state)]
+    if isinstance(state.exit, Enter) and state.exit.scope in index.scopes:
+        found.append(index.scopes[state.exit.scope].reentry)
+    return [name for name in found if name in index.states]
+
+
+def reachable(index: Index) -> set[str]:
+    """Names of the states that a session can come to."""
+    seen: set[str] = set()
+    left = [index.program.start] if index.program.start in index.states else []
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left.extend(successors(index, index.states[name]))
+    return seen
+
+
+def ends(index: Index) -> bool:
+    """Whether a session can end at all."""
+    return any(isinstance(index.states[name].exit, End) for name in reachable(index))
+
+
+def _scope(name: str | None) -> str:
+    return "no scope" if name is None else f"scope `{name}`"

@@ -1,0 +1,177 @@
+"""Every place of a program where an expression stands, with its moment.
+
+**Source:** `design.md`, section 2.1; `spec/ir14.md`, section Moments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ..ir.expr import Expr, Member, Node, Resource
+from ..ir.program import (
+    Branch,
+    Drop,
+    Fifo,
+    Grow,
+    Observe,
+    Op,
+    ProcessorSharing,
+    Program,
+    Renewal,
+    Require,
+    Run,
+    Set,
+    Step,
+)
+from ..ir.structure import walk
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """One expression. `owner` names what it belongs to ("state `think`"), `what` its role ("the work").
+
+    - `moment`: name of a row of `moments.MOMENTS`.
+    - `scope`: the innermost scope open there (states only); for takes and lets, the scope itself.
+    """
+
+    path: str
+    owner: str
+    what: str
+    moment: str
+    expr: Expr
+    scope: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """One mention of a pool or stage outside an expression (`kind` "pool" or "stage")."""
+
+    path: str
+    owner: str
+    kind: str
+    resource: Resource
+    moment: str
+    scope: str | None = None
+
+
+def positions(program: Program) -> Iterator[Position]:
+    """All expressions of the program, in the order of its fields."""
+    for i, pool in enumerate(program.pools):
+        here, owner = f"$.pools[{i}]", f"pool `{pool.name}`"
+        yield from _order(f"{here}.queue", owner, "a queue key", "select", pool.queue.keys)
+        yield from _order(f"{here}.evict", owner, "an eviction key", "evict", pool.evict.keys)
+        if pool.preempt is not None:
+            yield from _order(f"{here}.preempt.order", owner, "a victim key", "victim", pool.preempt.order.keys)
+    for i, stage in enumerate(program.stages):
+        here, owner, kind = f"$.stages[{i}].kind", f"stage `{stage.name}`", stage.kind
+        if isinstance(kind, Step):
+            yield Position(f"{here}.budget", owner, "the budget", "budget", kind.budget)
+            yield Position(f"{here}.cost", owner, "the cost", "step", kind.cost)
+            if kind.chunk is not None:
+                yield Position(f"{here}.chunk", owner, "the chunk", "budget", kind.chunk)
+            yield from _order(f"{here}.serve", owner, "a serve key", "serve", kind.serve.keys)
+        elif isinstance(kind, ProcessorSharing):
+            yield Position(f"{here}.capacity", owner, "the capacity", "ps", kind.capacity)
+        elif isinstance(kind, Fifo):
+            yield Position(f"{here}.servers", owner, "the servers", "number", kind.servers)
+    for i, scope in enumerate(program.scopes):
+        here, owner = f"$.scopes[{i}]", f"scope `{scope.name}`"
+        for j, let in enumerate(scope.lets):
+            yield Position(f"{here}.lets[{j}].value", owner, f"the let `{let.attr}`", "admit", let.value, scope.name)
+        if scope.reuse is not None:
+            yield Position(f"{here}.reuse", owner, "the reuse", "admit", scope.reuse, scope.name)
+        for j, take in enumerate(scope.takes):
+            at = f"{here}.takes[{j}]"
+            yield Position(f"{at}.units", owner, "the amount of units", "admit", take.units, scope.name)
+            if take.reserve is not None:
+                yield Position(f"{at}.reserve", owner, "the reserve", "admit", take.reserve, scope.name)
+            if take.keep is not None:
+                yield Position(f"{at}.keep", owner, "the keep", "release", take.keep, scope.name)
+            if not isinstance(take.oversize, str):
+                yield Position(f"{at}.oversize", owner, "the oversize amount", "join", take.oversize, scope.name)
+            yield from _index(f"{at}.pool", owner, take.pool, "admit", scope.name)
+    for i, state in enumerate(program.states):
+        here, owner = f"$.states[{i}]", f"state `{state.name}`"
+        yield from _ops(f"{here}.ops", owner, state.ops, "session", state.scope)
+        exit_, at = state.exit, f"{here}.exit"
+        if isinstance(exit_, Branch):
+            yield Position(f"{at}.test", owner, "the test", "session", exit_.test, state.scope)
+        elif isinstance(exit_, Run):
+            yield Position(f"{at}.work", owner, "the work", "session", exit_.work, state.scope)
+            yield from _index(f"{at}.stage", owner, exit_.stage, "session", state.scope)
+            if exit_.grows is not None:
+                yield from _index(f"{at}.grows", owner, exit_.grows, "session", state.scope)
+        elif isinstance(exit_, Grow):
+            yield Position(f"{at}.units", owner, "the amount of units", "session", exit_.units, state.scope)
+            yield from _index(f"{at}.pool", owner, exit_.pool, "session", state.scope)
+        deadline = getattr(exit_, "deadline", None)
+        if deadline is not None:
+            yield Position(f"{at}.deadline.after", owner, "the deadline", "session", deadline.after, state.scope)
+    yield from _ops("$.init", "init", program.init, "init")
+    yield from _ops("$.turn", "turn", program.turn, "turn")
+    if isinstance(program.arrival, Renewal):
+        yield Position("$.arrival.gap", "arrival", "the gap", "gap", program.arrival.gap)
+
+
+def references(program: Program) -> Iterator[Reference]:
+    """All mentions of pools and stages, inside expressions and outside."""
+    for i, pool in enumerate(program.pools):
+        if pool.admit_via is not None:
+            yield Reference(f"$.pools[{i}].admit_via", f"pool `{pool.name}`", "stage", pool.admit_via, "number")
+    for i, stage in enumerate(program.stages):
+        if isinstance(stage.kind, Step) and stage.kind.memory is not None:
+            at = f"$.stages[{i}].kind.memory"
+            yield Reference(at, f"stage `{stage.name}`", "pool", stage.kind.memory, "number")
+    for i, scope in enumerate(program.scopes):
+        for j, take in enumerate(scope.takes):
+            at = f"$.scopes[{i}].takes[{j}].pool"
+            yield Reference(at, f"scope `{scope.name}`", "pool", take.pool, "admit", scope.name)
+    for i, state in enumerate(program.states):
+        here, owner = f"$.states[{i}]", f"state `{state.name}`"
+        for j, op in enumerate(state.ops):
+            if isinstance(op, Drop):
+                yield Reference(f"{here}.ops[{j}].pool", owner, "pool", op.pool, "session", state.scope)
+        exit_, at = state.exit, f"{here}.exit"
+        if isinstance(exit_, Run):
+            yield Reference(f"{at}.stage", owner, "stage", exit_.stage, "session", state.scope)
+            if exit_.grows is not None:
+                yield Reference(f"{at}.grows", owner, "pool", exit_.grows, "session", state.scope)
+        elif isinstance(exit_, Grow):
+            yield Reference(f"{at}.pool", owner, "pool", exit_.pool, "session", state.scope)
+    for position in positions(program):
+        for path, node in nodes(position):
+            for field in ("pool", "stage"):
+                if hasattr(node, field):
+                    resource = getattr(node, field)
+                    yield Reference(f"{path}.{field}", position.owner, field, resource, position.moment, position.scope)
+
+
+def nodes(position: Position) -> Iterator[tuple[str, Node]]:
+    """All nodes of the expression with their places, parents first."""
+    for path, node in walk(position.expr, position.path):
+        if isinstance(node, Node):
+            yield path, node
+
+
+def _order(path: str, owner: str, what: str, moment: str, keys: tuple[Expr, ...]) -> Iterator[Position]:
+    for i, key in enumerate(keys):
+        yield Position(f"{path}.keys[{i}]", owner, what, moment, key)
+
+
+def _ops(path: str, owner: str, ops: tuple[Op, ...], moment: str, scope: str | None = None) -> Iterator[Position]:
+    for i, op in enumerate(ops):
+        at = f"{path}[{i}]"
+        if isinstance(op, Set):
+            yield Position(f"{at}.value", owner, f"the value of `{op.attr}`", moment, op.value, scope)
+        elif isinstance(op, Observe):
+            yield Position(f"{at}.value", owner, f"the observation `{op.name}`", moment, op.value, scope)
+        elif isinstance(op, Require):
+            yield Position(f"{at}.test", owner, "the required test", moment, op.test, scope)
+        elif isinstance(op, Drop):
+            yield from _index(f"{at}.pool", owner, op.pool, moment, scope)
+
+
+def _index(path: str, owner: str, resource: Resource, moment: str, scope: str | None) -> Iterator[Position]:
+    if isinstance(resource, Member):
+        yield Position(f"{path}.index", owner, f"the index of `{resource.array}`", moment, resource.index, scope)

@@ -1,0 +1,65 @@
+"""What acts on a pool or stage is in a position to: inside a hold, on a stage of the right kind.
+
+**Source:** `spec/ir14.md`, section What validation rejects (holds, stages).
+"""
+
+from __future__ import annotations
+
+from ..ir.expr import Resource
+from ..ir.program import Grow, Run
+from .index import Index, Problems, spell
+from .positions import references
+
+
+def check_reach(index: Index, problems: Problems) -> None:
+    """Report growth outside a hold, modes on the wrong stages, and stages without work."""
+    program = index.program
+    for i, pool in enumerate(program.pools):
+        for member in index.stage_members(pool.admit_via):
+            if not index.is_step(member):
+                text = f"pool `{pool.name}`: its line is admitted by `{pool.admit_via}`, which is not a step stage"
+                problems.add(f"$.pools[{i}].admit_via", text, "name a stage of kind Step, or null")
+    for i, state in enumerate(program.states):
+        here, owner, exit_ = f"$.states[{i}].exit", f"state `{state.name}`", state.exit
+        if isinstance(exit_, Grow):
+            _check_hold(index, problems, f"{here}.pool", owner, exit_.pool, state.scope)
+        if not isinstance(exit_, Run):
+            continue
+        members = index.stage_members(exit_.stage)
+        steps = {index.is_step(m) for m in members}
+        stage = spell(exit_.stage)
+        if len(steps) > 1:
+            text = f"{owner}: the members of `{stage}` are stages of different kinds"
+            problems.add(f"{here}.stage", text, "the members of an array that one `Run` may use are of one kind")
+        elif steps == {True} and exit_.mode == "Plain":
+            text = f"{owner}: runs `Plain` work on `{stage}`, a step stage"
+            problems.add(f"{here}.mode", text, "a step stage takes `Prefill` or `Decode`")
+        elif steps == {False} and exit_.mode != "Plain":
+            text = f"{owner}: runs `{exit_.mode}` on `{stage}`, which is not a step stage"
+            problems.add(f"{here}.mode", text, "only a step stage takes `Prefill` and `Decode`: write `Plain`")
+        if exit_.grows is not None:
+            if steps == {False}:
+                text = f"{owner}: work on `{stage}` grows a pool, but it is not a step stage"
+                problems.add(f"{here}.grows", text, "only tokens of a step stage grow a pool: remove `grows`")
+            _check_hold(index, problems, f"{here}.grows", owner, exit_.grows, state.scope)
+    used: set[int] = set()
+    for reference in references(program):
+        if reference.kind == "stage":
+            used.update(index.stage_members(reference.resource))
+    for i, stage in enumerate(program.stages):
+        if i not in used:
+            problems.add(f"$.stages[{i}]", f"stage `{stage.name}`: no state runs it", "run it, or remove it")
+
+
+def _check_hold(index: Index, problems: Problems, path: str, owner: str, pool: Resource, scope: str | None) -> None:
+    members = set(index.pool_members(pool))
+    if not members:
+        return
+    held: set[int] = set()
+    for open_scope in index.chain(scope):
+        for take in open_scope.takes:
+            held.update(index.pool_members(take.pool))
+    if not members & held:
+        text = f"{owner}: grows `{spell(pool)}` outside a hold of it"
+        where = "the state lies in no scope" if scope is None else f"the scope `{scope}` and its parents do not take it"
+        problems.add(path, text, f"{where}: take it in a scope that is open there")

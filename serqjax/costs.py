@@ -1,0 +1,60 @@
+"""Seconds of an engine iteration, as data.
+
+**Source:** `design.md`, section 5 (the A100-like figures); `oracle/vllm/README.md` (what each term counts).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from .builder import Builder
+from .errors import ProgramError
+from .ir.expr import Expr
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """An expression over the iteration (`Ntok`, `Ndec`, ...) and the named numbers it reads."""
+
+    text: str
+    numbers: tuple[tuple[str, float, str], ...]
+
+    def declare(self, b: Builder) -> Expr:
+        """The cost in the program `b`, its numbers declared as parameters."""
+        for name, value, unit in self.numbers:
+            b.param(name, value, unit)
+        return b(self.text)
+
+
+def affine(*, base_s: float = 13.9e-3, per_decode_s: float = 41e-6, per_kv_tok_s: float = 0.138e-6,
+           per_prefill_tok_s: float = 51.5e-6, per_attention_s: float = 4.02e-9, preempt_only_s: float = 0.0,
+           kv: Literal["positions", "blocks"] = "positions") -> Cost:
+    """An iteration lasts `base + decodes + their KV + prefill tokens + attention`; the defaults are A100-like.
+
+    **Arguments:**
+    - `base_s`: seconds of every iteration with tokens. `per_decode_s`: per decode.
+    - `per_kv_tok_s`: per token of the decodes' KV: with `kv="positions"` the tokens they have (position + 1), with
+      `kv="blocks"` the memory they hold (rounded up to blocks; what serQ's `kv_decode` reads).
+    - `per_prefill_tok_s`: per prefill token. `per_attention_s`: per unit of the sum of `n * (K + n/2)` over the
+      prefill chunks of `n` tokens after `K`.
+    - `preempt_only_s`: seconds of an iteration that gives no token and only preempts, at most `base_s`.
+
+    **Raises:** `ProgramError` for a negative or non-finite coefficient.
+    """
+    numbers = {"base_s": base_s, "per_decode_s": per_decode_s, "per_kv_tok_s": per_kv_tok_s,
+               "per_prefill_tok_s": per_prefill_tok_s, "per_attention_s": per_attention_s,
+               "preempt_only_s": preempt_only_s}
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise ProgramError.at(name, f"{value!r} is not allowed", "give seconds, 0 or more")
+    if kv not in ("positions", "blocks"):
+        raise ProgramError.at("kv", f"{kv!r} is not known", 'use "positions" or "blocks"')
+    if preempt_only_s > base_s:
+        raise ProgramError.at("preempt_only_s", f"{preempt_only_s!r} is above base_s", "give at most base_s")
+    units = "DecodePositions" if kv == "positions" else "Kvb"
+    # the minimum is `base_s` with tokens and `preempt_only_s` without: the cost stays a minimum of affine ones
+    text = ("preempt_only_s + Min((base_s - preempt_only_s) * Ntok, base_s - preempt_only_s) "
+            f"+ per_decode_s * Ndec + per_kv_tok_s * {units} + per_prefill_tok_s * Npre + per_attention_s * Attn")
+    return Cost(text, tuple((name, float(value), "s") for name, value in numbers.items()))

@@ -1,0 +1,590 @@
+"""Getting units: who is admitted next, growth, victims, eviction, and the allocation itself.
+
+A request for units (`ask`) stands until there is room: each loop turn evicts from one cache entry, and the turn
+in which the room is there allocates.
+
+**Source:** `spec/semantics.md`, sections 4, 5 and 6; oracle: `oracle/pools.py`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ..report.raw import Action
+from .access import FAR, least, load, load_at, pack, store_at, unpack_slot
+from .clock import free_server
+from .expr import Env, Value, evaluate, total_order
+from .faults import Fault
+from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
+from .memory import act_at, attr_set, table
+from .views import (
+    Attributes,
+    amount,
+    cap,
+    columns,
+    now_s,
+    own_entry,
+    pool_state,
+    round_down,
+    round_up,
+    seconds,
+    stage_state,
+)
+
+EPS = 1e-9
+
+
+# ---------------------------------------------------------------- selection by keys
+
+
+def select(keys: list[Value], sequence: Array, mask: Array, *, latest: bool = False) -> tuple[Array, Array]:
+    """Whether any row is in `mask`, and the row with the least keys, then the least (or greatest) `sequence`.
+
+    `keys`: float64 `[rows]` each; `sequence`: int64 `[rows]`, distinct, the row in its low bits.
+    """
+    for key in keys:
+        order = total_order(jnp.broadcast_to(key, mask.shape))
+        best = jnp.min(jnp.where(mask, order, jnp.iinfo(jnp.int64).max))
+        mask = mask & (order == best)
+    if latest:
+        found = jnp.max(jnp.where(mask, sequence, -FAR))
+        return found > -FAR, unpack_slot(found)
+    found, row = least(sequence, mask)
+    return found < FAR, row
+
+
+def select_waiting(w: Lane, pool: int | Array, only: int | None = None) -> tuple[Array, Array]:
+    """The hold that a pool's line offers: a preempted one at the head, else the least keys."""
+    waiting = w.line == pool
+    front, slot = least(w.line_seq, waiting)
+    exists = front < FAR
+    keyed = [p for p, spec in enumerate(w.plan.skeleton.pools) if spec.queue.keys and (only is None or p == only)]
+    for p in keyed:
+        env = Env(
+            w.plan,
+            w.job.numbers,
+            attr=columns(w),
+            ctx={
+                "Now": lambda: now_s(w),
+                "Waited": lambda: seconds(w, w.now - w.line_since),
+            },
+            pool=pool_state(w, jnp.arange(w.line.shape[0])),
+            stage=stage_state(w),
+        )
+        keys = [evaluate(k, env) for k in w.plan.skeleton.pools[p].queue.keys]
+        _, chosen = select(keys, w.line_seq, waiting & (w.line == p))
+        slot = jnp.where(exists & (front >= 0) & (jnp.asarray(pool) == p), chosen, slot)
+    return exists, slot
+
+
+# ---------------------------------------------------------------- headers
+
+
+class Header:
+    """Amounts of the hold that a session waits for, evaluated for it now; lets overlay its attributes."""
+
+    def __init__(self, w: Lane, slot: Array, left: Value, stage: Value):
+        plan = w.plan
+        self.w, self.slot = w, slot
+        (self.scope,) = w.fence(load(w.admitting, slot))
+        n = len(plan.skeleton.pools)
+        self.units: list[Value] = [jnp.float64(0.0)] * n
+        self.need: list[Value] = [jnp.float64(0.0)] * n
+        self.takes = [jnp.bool_(False)] * n
+        self.reuse = jnp.float64(jnp.inf)
+        self.attrs = Attributes(w, slot)
+        base = list(self.attrs.values)
+        final = list(base)
+        requeued = load(w.requeued, slot).astype(jnp.float64)
+        done: dict[object, tuple[list[Value], list[Value], list[Value], Value]] = {}
+
+        def budget_left(s: int) -> Value:
+            if plan.skeleton.pools[self_first].admit_via == plan.skeleton.stages[s].name:
+                return left
+            from .views import open_budget
+
+            return jnp.where(stage == s, left, open_budget(w, s))
+
+        for i, s in enumerate(plan.scopes):
+            self_first = s.pools[0]
+            shape = (s.scope.lets, s.scope.reuse, tuple((p, t.units, t.reserve) for t, p in zip(s.scope.takes, s.pools)))
+            if shape not in done:
+                view = Attributes.__new__(Attributes)
+                view.w, view.slot, view.values = w, slot, list(base)
+                env = Env(
+                    plan,
+                    w.job.numbers,
+                    attr=view.get,
+                    ctx={"Now": lambda: now_s(w), "Requeued": lambda: requeued},
+                    pool=pool_state(w, slot),
+                    stage=stage_state(w, budget_left),
+                )
+                for let in s.scope.lets:
+                    view.set(let.attr, evaluate(let.value, env), jnp.bool_(True))
+                units = [evaluate(t.units, env) for t in s.scope.takes]
+                needs = [
+                    u if t.reserve is None else jnp.maximum(u, evaluate(t.reserve, env))
+                    for u, t in zip(units, s.scope.takes)
+                ]
+                reuse = jnp.float64(jnp.inf) if s.scope.reuse is None else evaluate(s.scope.reuse, env)
+                done[shape] = (list(view.values), units, needs, reuse)
+            values, units, needs, reuse = done[shape]
+            mine = self.scope == i
+            final = [jnp.where(mine, v, f) if v is not f else f for v, f in zip(values, final)]
+            self.reuse = jnp.where(mine, reuse, self.reuse)
+            for pool, u, need in zip(s.pools, units, needs):
+                self.units[pool] = jnp.where(mine, u, self.units[pool])
+                self.need[pool] = jnp.where(mine, need, self.need[pool])
+                self.takes[pool] = self.takes[pool] | mine
+        self.attrs.values = final
+
+    def check(self, mask: Array) -> None:
+        """Amounts must be numbers and not negative."""
+        for pool in range(len(self.units)):
+            here = mask & self.takes[pool]
+            self.units[pool] = amount(self.w, self.units[pool], here, Fault.bad_amount, self.slot, pool)
+            self.need[pool] = amount(self.w, self.need[pool], here, Fault.bad_amount, self.slot, pool)
+
+    def fits(self) -> Array:
+        """Whether every pool has room beside what is allocated; cached units do not count against it."""
+        ok = jnp.bool_(True)
+        for pool in range(len(self.units)):
+            if self.w.plan.finite[pool]:
+                room = self.w.used[pool] + round_up(self.w, pool, self.need[pool]) <= cap(self.w, pool) + EPS
+                ok = ok & (room | ~self.takes[pool])
+        return ok
+
+
+# ---------------------------------------------------------------- admission
+
+
+def candidate(w: Lane) -> tuple[Array, Array, Array]:
+    """The sweep over all pools: the pool whose growers or line come next, whether growers come first, and whether any.
+
+    Advances the sweep past pools with nothing to try.
+    """
+    on = w.running & (w.sweep < len(w.plan.skeleton.pools)) & (w.unwind < 0) & (w.join < 0) & (w.ask < 0)
+    if w.has("grow"):
+        on = on & (w.grow < 0)
+    found = jnp.int32(len(w.plan.skeleton.pools))
+    growers = jnp.bool_(False)
+    for pool in reversed(range(len(w.plan.skeleton.pools))):
+        lines = (
+            (w.queued[pool] > 0)
+            if w.plan.skeleton.pools[pool].admit_via is None
+            else jnp.bool_(False)
+        )
+        grow = (w.waits_n[pool] > 0) if w.has("waits_n") else jnp.bool_(False)
+        hit = (lines | grow) & (w.sweep <= pool)
+        found = jnp.where(hit, pool, found)
+        growers = jnp.where(hit, grow, growers)
+    w.pick(on, sweep=found)
+    return on & (found < len(w.plan.skeleton.pools)), found, growers
+
+
+def try_sweep(w: Lane) -> tuple[Array, Array]:
+    """One step of the sweep: a waiting grower that fits, or else a pool's line. Returns (asks to admit, pool)."""
+    on, pool, growers = candidate(w)
+    line = on
+    if w.has("waits_n"):
+        retry = on & growers
+        key, slot = least(w.waits_key, w.waits == pool)
+        units = load(w.waits_units, slot)
+        room = jnp.bool_(False)
+        for p in range(len(w.plan.skeleton.pools)):
+            if w.plan.finite[p]:
+                room = jnp.where(pool == p, w.used[p] + units <= cap(w, p) + EPS, room)
+        fits = retry & room & (key < FAR)
+        n = len(w.plan.skeleton.pools)
+        w.pick(
+            fits, ask=slot, ask_how=REGROW, ask_column=_growing_column(w, slot, pool),
+            ask_units=jnp.where(jnp.arange(n) == pool, units, 0.0),
+        )  # fmt: skip
+        line = on & ~fits
+        has_line = jnp.bool_(False)
+        for p in range(n):
+            if w.plan.skeleton.pools[p].admit_via is None:
+                has_line = jnp.where(pool == p, w.queued[p] > 0, has_line)
+        w.pick(line & ~has_line, sweep=pool + 1)
+        line = line & has_line
+    return line, pool
+
+
+def _growing_column(w: Lane, slot: Array, pool: Array) -> Array:
+    return jnp.asarray(w.plan.innermost)[load(w.scope, slot), jnp.maximum(pool, 0)]
+
+
+def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
+    """Test the hold that a line offers and start its admission; returns where it did not fit (or nobody waits)."""
+    exists, slot, on, pool = w.fence(*select_waiting(w, pool), on, pool)
+    header = Header(w, slot, left, stage)
+    trying = on & exists
+    header.check(trying)
+    header.units = list(w.fence(*header.units))
+    header.need = list(w.fence(*header.need))
+    header.takes = list(w.fence(*header.takes))
+    (fits,) = w.fence(trying & header.fits() & (w.fault == 0))
+    consume(w, slot, header, fits)
+    return on & ~fits
+
+
+def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
+    """Take a hold out of its line and its own cache entries out of the pools; ask for its units."""
+    plan = w.plan
+    n = len(plan.skeleton.pools)
+    own = [jnp.float64(0.0)] * n
+    reuse = jnp.maximum(header.reuse, 0.0)
+    w.fail(on & jnp.isnan(header.reuse), Fault.bad_amount, slot, -1)
+    keeps = np.zeros((max(1, len(plan.scopes)), n), bool)
+    for i, s in enumerate(plan.scopes):
+        for take, pool in zip(s.scope.takes, s.pools):
+            keeps[i, pool] = take.keep is not None
+    for pool in range(n):
+        if not keeps[:, pool].any():
+            continue
+        here = on & table(keeps)[jnp.maximum(header.scope, 0), pool]
+        index, size = own_entry(w, pool, slot)
+        here = here & (index >= 0)
+        usable = jnp.where(jnp.isinf(reuse), size, round_down(w, pool, jnp.where(jnp.isinf(reuse), 0.0, reuse)))
+        taken = jnp.minimum(size, usable)
+        # the rest stays as a dead entry in the entry's own place: same age, no owner
+        w.put("entry_size", index, size - taken, here)
+        w.put("entry_owner", index, -1, here)
+        w.add("cached", pool, -taken, here)
+        (own[pool],) = w.fence(jnp.where(here, taken, 0.0))
+    best = own[0]
+    for value in own[1:]:
+        best = jnp.maximum(best, value)
+    header.attrs.set("cached", best, on)
+    header.attrs.save(on)
+    units = jnp.stack(
+        [jnp.where(t, round_up(w, p, u), 0.0) for p, (t, u) in enumerate(zip(header.takes, header.units))]
+    )
+    w.pick(on, ask=slot, ask_how=ADMIT, ask_units=units, ask_own=jnp.stack(own), ask_column=-1)
+    if w.has("ask_rows"):
+        w.pick(on, ask_rows=0)
+    line = load(w.line, slot)
+    w.add_at("queued", line, -1, on)
+    waited = on & w.warm
+    w.add_at("pool_wait_tick", line, w.now - load(w.line_since, slot), waited)
+    w.add_at("pool_wait_n", line, 1, waited)
+    w.put("line", slot, -1, on)
+    w.put("line_seq", slot, FAR, on)
+    w.put("requeued", slot, False, on)
+
+
+# ---------------------------------------------------------------- growth
+
+
+def grow(w: Lane) -> None:
+    """A growth that is asked for: nothing to do, room, a victim, or waiting."""
+    plan = w.plan
+    on = w.running & (w.grow >= 0) & (w.unwind < 0) & (w.join < 0) & (w.ask < 0)
+    slot, pool, column = w.grow, w.grow_pool, jnp.maximum(w.grow_column, 0)
+    alloc = load_at(w.alloc, column, slot)
+    n = len(plan.skeleton.pools)
+    need = jnp.float64(0.0)
+    fits = jnp.bool_(False)
+    for p in range(n):
+        if plan.growing[p]:
+            units = jnp.maximum(round_up(w, p, alloc + w.grow_units) - alloc, 0.0)
+            room = jnp.bool_(True) if not plan.finite[p] else w.used[p] + units <= cap(w, p) + EPS
+            need = jnp.where(pool == p, units, need)
+            fits = jnp.where(pool == p, room | (units <= 0), fits)
+    on, fits, need = w.fence(on, fits, need)
+    takes = on & fits
+    w.pick(
+        takes, ask=slot, ask_how=w.grow_how, ask_column=w.grow_column,
+        ask_units=jnp.where(jnp.arange(n) == pool, need, 0.0), grow=-1,
+    )  # fmt: skip
+    short = on & ~fits
+    victim, found = jnp.int32(-1), jnp.bool_(False)
+    if plan.preempts:
+        for p in range(n):
+            if plan.growing[p] and plan.skeleton.pools[p].preempt is not None:
+                some, row = select_victim(w, p)
+                found = jnp.where(pool == p, some, found)
+                victim = jnp.where(pool == p, row, victim)
+        victim, found, short = w.fence(victim, found, short)
+        preempt(w, victim, pool, short & found)
+        own = short & found & (victim == slot)
+        w.pick(own, grow=-1)
+        w.pick(own & (w.grow_how == GROW), cur=-1)
+        if w.has("stopped"):
+            w.pick(own & (w.grow_how == GIVE), stopped=True)
+    wait = short & ~found
+    if w.has("waits"):
+        w.put("waits", slot, pool, wait)
+        w.put("waits_key", slot, pack(w.event_seq, slot), wait)
+        w.put("waits_units", slot, need, wait)
+        w.put("waits_how", slot, w.grow_how, wait)
+        w.event_seq = w.event_seq + wait
+        w.add_at("waits_n", pool, 1, wait)
+        w.pick(wait, grow=-1)
+        w.pick(wait & (w.grow_how == GROW), cur=-1)
+
+
+def select_victim(w: Lane, pool: int) -> tuple[Array, Array]:
+    """The session that a growth of `pool` takes from: least victim keys, ties to the one admitted last."""
+    plan = w.plan
+    preempt_spec = plan.skeleton.pools[pool].preempt
+    assert preempt_spec is not None
+    column = jnp.asarray(plan.innermost)[w.scope, pool]  # a session outside all scopes reads the last row
+    holds = (column >= 0) & (w.pc >= 0)
+    stages = plan.memory_stages[pool]
+    if stages:
+        there = jnp.zeros_like(holds)
+        for stage in stages:
+            there = there | (w.stage == stage)
+        holds = holds & there & (w.waits < 0)
+    sequence = pack(w.adm, jnp.arange(w.adm.shape[0]))
+    keys: list[Value] = []
+    if not plan.lifo(pool):
+        rank = jnp.sum(holds[None, :] & (sequence[None, :] < sequence[:, None]), axis=1).astype(jnp.float64)
+        position = jnp.take_along_axis(w.pos, jnp.maximum(column, 0)[None, :], axis=0)[0]
+        env = Env(
+            plan,
+            w.job.numbers,
+            attr=columns(w),
+            ctx={
+                "Now": lambda: now_s(w),
+                "Admission": lambda: rank,
+                "Decoding": lambda: ((w.mode == 1) & (w.stage >= 0)).astype(jnp.float64)
+                if w.has("mode")
+                else jnp.zeros_like(rank),
+                "Position": lambda: position,
+            },
+            pool=pool_state(w, jnp.arange(w.adm.shape[0])),
+            stage=stage_state(w),
+        )
+        keys = [evaluate(k, env) for k in preempt_spec.order.keys]
+    return select(keys, sequence, holds, latest=True)
+
+
+def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
+    """Take a session off its stage and start to give back its hold of `pool` and all inside it."""
+    plan = w.plan
+    slot = jnp.maximum(victim, 0)
+    column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(pool, 0)]
+    computed = load_at(w.pos, column, slot)
+    before = load_at(w.preempted_pos, pool, slot)
+    stuck = on & (before >= 0) & (before >= computed - EPS) & ~load(w.stuck, slot)
+    w.add_at("stuck_n", pool, 1, stuck)
+    w.put("stuck", slot, True, stuck)
+    w.s["preempted_pos"] = store_at(w.preempted_pos, jnp.maximum(pool, 0), slot, computed, on)
+    attr_set(w, slot, "computed", computed, on)
+    w.add_at("preemptions", pool, 1, on)
+    w.act(on, Action.preempt, load(w.serial, slot), pool, computed)
+    alone = on & (victim == w.grow)
+    for p in range(len(plan.skeleton.pools)):
+        if plan.growing[p] and plan.skeleton.pools[p].preempt is not None:
+            lone = alone & (pool == p) & (w.holders[p] <= 1)
+            w.livelock = w.livelock | (lone & load(w.hopeless, slot))
+            w.put("hopeless", slot, True, lone)
+    if w.has("mode"):
+        stage = load(w.stage, slot)
+        listed = on & (load(w.give_key, slot) >= 0)
+        planned = listed & w.planning & (stage == w.cursor)
+        w.pick(planned, left=w.left + load(w.given, slot))
+        w.add_at("stage_listed", stage, -1, listed & ~planned)
+        w.put("give_key", slot, -1, on)
+        w.put("preempted", slot, True, on)
+        w.pick(on & w.planning, preempting=True)
+    leave_everything(w, slot, on)
+    w.pick(on, unwind=victim, unwind_how=PREEMPT, unwind_pool=pool)
+
+
+def leave_everything(w: Lane, slot: Array, on: Array) -> None:
+    """Take a session off the ready list, its stage, its line and its pool's growers."""
+    stage = load(w.stage, slot)
+    w.add_at("number", stage, -1, on & (stage >= 0))
+    w.put("stage", slot, -1, on)
+    w.put("ready", slot, FAR, on)
+    line = load(w.line, slot)
+    w.add_at("queued", line, -1, on & (line >= 0))
+    w.put("line", slot, -1, on)
+    w.put("line_seq", slot, FAR, on)
+    if w.has("waits"):
+        waits = load(w.waits, slot)
+        w.add_at("waits_n", waits, -1, on & (waits >= 0))
+        w.put("waits", slot, -1, on)
+        w.put("waits_key", slot, FAR, on)
+    if w.has("wake"):
+        served = on & (load(w.wake, slot) < FAR)
+        w.put("wake", slot, FAR, on)
+        if w.has("busy"):
+            free_server(w, stage, served)
+            w.put("line_key", slot, FAR, on)
+
+
+# ---------------------------------------------------------------- room and allocation
+
+
+def evict(w: Lane) -> None:
+    """If an ask lacks room, take units from one cache entry: the least of the pool's eviction order."""
+    plan = w.plan
+    on = w.running & (w.ask >= 0)
+    n = len(plan.skeleton.pools)
+    order, _ = take_order(w)
+    pool, deficit, place = jnp.int32(-1), jnp.float64(0.0), jnp.int32(n + 1)
+    for p in range(n):
+        if plan.caching[p] and plan.finite[p]:
+            lacks = w.used[p] + w.cached[p] + w.ask_units[p] - cap(w, p)
+            hit = (lacks > EPS) & (order[p] < place)  # pools are taken in the order of the scope's takes
+            pool = jnp.where(hit, p, pool)
+            deficit = jnp.where(hit, lacks, deficit)
+            place = jnp.where(hit, order[p], place)
+    some = on & (pool >= 0)
+    alive = (w.entry_size > 0) & (w.entry_pool == pool)
+    sequence = pack(w.entry_seq, jnp.arange(w.entry_seq.shape[0]))
+    found, row = least(sequence, alive)
+    found = found < FAR
+    for p in range(n):
+        if plan.caching[p] and plan.finite[p] and not plan.lru(p):
+            keyed, chosen = select(eviction_keys(w, p), sequence, alive & (w.entry_pool == p))
+            row = jnp.where(pool == p, chosen, row)
+    some = some & found
+    size = load(w.entry_size, row)
+    amount_out = size
+    for p in range(n):
+        spec = plan.skeleton.pools[p]
+        if plan.caching[p] and plan.finite[p] and spec.block is not None:
+            block = Env(plan, w.job.numbers).number(spec.block)
+            # under LRU the entry stays the least until it is gone, so its blocks go together
+            blocks = jnp.maximum(round_up(w, p, deficit - EPS), block) if plan.lru(p) else block
+            amount_out = jnp.where(pool == p, jnp.minimum(size, blocks), amount_out)
+    some, row, pool, size, amount_out = w.fence(some, row, pool, size, amount_out)
+    left = size - amount_out
+    gone = some & (left <= EPS)
+    w.put("entry_size", row, jnp.where(left <= EPS, 0.0, left), some)
+    w.add_at("cached", pool, -amount_out, some)
+    w.add_at("evicted_units", pool, amount_out, some)
+    w.add_at("evicted_entries", pool, 1, gone)
+    if w.has("actions"):
+        record_admission(w, some & (w.ask_how == ADMIT), place)
+    w.act(some, Action.evict, load(w.entry_owner, row), pool, amount_out)
+
+
+def eviction_keys(w: Lane, pool: int) -> list[Value]:
+    """Keys of all cache entries, `[entries]`: attributes of the live owner, else the snapshot."""
+    owner = jnp.maximum(w.entry_slot, 0)
+    live = (w.serial[owner] == w.entry_owner) & (w.pc[owner] >= 0)
+    waiting = live & (w.line[owner] >= 0)
+
+    def attr(name: str) -> Value:
+        i = w.plan.attr_index[name]
+        return jnp.where(live, w.attr[owner, i], w.entry_attr[:, i])
+
+    env = Env(
+        w.plan,
+        w.job.numbers,
+        attr=attr,
+        ctx={
+            "Now": lambda: now_s(w),
+            "Size": lambda: w.entry_size,
+            "Age": lambda: now_s(w) - seconds(w, w.entry_last),
+            "Last": lambda: seconds(w, w.entry_last),
+            "Queued": lambda: waiting.astype(jnp.float64),
+        },
+        pool=pool_state(w, None),
+        stage=stage_state(w),
+    )
+    return [evaluate(k, env) for k in w.plan.skeleton.pools[pool].evict.keys]
+
+
+def allocate(w: Lane) -> None:
+    """If an ask has room now, hand the units over and let the session (or the plan) go on."""
+    plan = w.plan
+    n = len(plan.skeleton.pools)
+    room = jnp.bool_(True)
+    for p in range(n):
+        if plan.finite[p]:
+            cached = w.cached[p] if plan.caching[p] else 0.0
+            room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | (w.ask_units[p] <= 0.0))
+    on, slot, how = w.fence(w.running & (w.ask >= 0) & room, w.ask, w.ask_how)
+    w.used = jnp.where(on, w.used + w.ask_units, w.used)
+    admits = on & (how == ADMIT)
+    take_holds(w, slot, admits)
+    if w.has("grow"):
+        grows = on & (how != ADMIT)
+        column = jnp.maximum(w.ask_column, 0)
+        units = jnp.sum(w.ask_units)
+        old = load_at(w.alloc, column, slot)
+        w.s["alloc"] = store_at(w.alloc, column, slot, old + units, grows)
+        pool = (column % n).astype(jnp.int32)
+        w.act(grows & (units > 0), Action.grow, load(w.serial, slot), pool, units)
+        regrow = on & (how == REGROW)
+        stays = load(w.waits_how, slot)
+        w.put("waits", slot, -1, regrow)
+        w.put("waits_key", slot, FAR, regrow)
+        w.add_at("waits_n", pool, -1, regrow)
+        w.make_ready(slot, regrow & (stays == GROW))
+    w.pick(on, ask=-1)
+    if w.has("stage_end"):
+        from .planner import give_allocated
+
+        give_allocated(w, slot, on & (how == GIVE))
+
+
+def take_order(w: Lane) -> tuple[list[Array], list[bool]]:
+    """Place of each pool among the takes of the scope that the ask admits (-1: not taken), and which pools any scope takes."""
+    n = len(w.plan.skeleton.pools)
+    order = np.full((max(1, len(w.plan.scopes)), n), -1, np.int32)
+    for i, s in enumerate(w.plan.scopes):
+        for k, pool in enumerate(s.pools):
+            order[i, pool] = k
+    scope = jnp.maximum(load(w.admitting, w.ask), 0)
+    return [table(order)[scope, pool] for pool in range(n)], [bool((order[:, p] >= 0).any()) for p in range(n)]
+
+
+def record_admission(w: Lane, on: Array, before: Array) -> None:
+    """Action rows of an admission's takes that come before place `before` and are not on the trace yet."""
+    order, taken = take_order(w)
+    base, done = w.actions_n, w.ask_rows
+    rows = jnp.int32(0)
+    for pool, some in enumerate(taken):
+        if some:
+            here = on & (order[pool] >= done) & (order[pool] < before)
+            serial = load(w.serial, w.ask)
+            act_at(w, here, Action.admit, serial, pool, w.ask_units[pool], base, order[pool] - done)
+            rows = rows + here.astype(jnp.int32)
+    w.actions_n = base + rows
+    w.pick(on, ask_rows=done + rows)
+
+
+def take_holds(w: Lane, slot: Array, on: Array) -> None:
+    """The session owns its hold: it is a holder of every pool and goes on at the scope's reentry."""
+    plan = w.plan
+    (scope,) = w.fence(load(w.admitting, slot))
+    n = len(plan.skeleton.pools)
+    depth = table(plan.scope_table(lambda s: s.depth))[jnp.maximum(scope, 0)]
+    outside = np.zeros((max(1, len(plan.scopes)), n), bool)
+    for i, s in enumerate(plan.scopes):
+        for pool in s.pools:
+            outside[i, pool] = s.parent >= 0 and plan.innermost[s.parent, pool] >= 0
+    if w.has("actions"):
+        record_admission(w, on, jnp.int32(n))
+    order, taken = take_order(w)
+    for pool in range(n):
+        if not taken[pool]:
+            continue
+        here = on & (order[pool] >= 0)
+        column = depth * n + pool
+        w.s["alloc"] = store_at(w.alloc, column, slot, w.ask_units[pool], here)
+        w.s["pos"] = store_at(w.pos, column, slot, w.ask_own[pool], here)
+        w.add("admissions", pool, 1, here)
+        w.add("holders", pool, 1, here & ~table(outside)[jnp.maximum(scope, 0), pool])
+    w.s["grown"] = store_at(w.grown, depth, slot, False, on)
+    w.put("scope", slot, scope, on)
+    w.put("admitting", slot, -1, on)
+    w.put("admitted", slot, True, on)
+    w.put("adm", slot, w.adm_seq, on)
+    w.adm_seq = w.adm_seq + on
+    reentry = table(plan.scope_table(lambda s: s.reentry))[jnp.maximum(scope, 0)]
+    w.put("pc", slot, reentry, on)
+    w.make_ready(slot, on)
+    if w.has("run_ready"):
+        w.pick(on & w.planning, run_ready=True)
+

@@ -1,0 +1,319 @@
+"""Time: the next event, the integrals between events, and what each event does.
+
+Events of one tick fire in the order in which they were scheduled (a sequence number), each settled
+on its own before the next.
+
+**Source:** `spec/semantics.md`, sections 2, 3, 8 (IterEnd) and 13.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from ..ir.itl import edges
+from ..ir.program import Fifo
+from ..report.raw import Action, Verdict
+from .access import FAR, SLOT_BITS, append_rows, least, load, pack, store, unpack_slot, when
+from .faults import Fault
+from .lane import EVENT, SETTLE, Lane
+from .views import to_ticks
+
+#: Time integrals of blocks are kept in two limbs; the high one counts units of 2**LIMB_BITS.
+LIMB_BITS = 40
+
+
+def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
+    """Tick and kind of the next event, the slot of a wake-up, the stage of an iteration end.
+
+    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration.
+    """
+    warm = jnp.where(w.warm, FAR, w.job.warmup)
+    ticks = [warm, w.next_arrive]
+    keys = [jnp.zeros((), jnp.int64), w.arrive_key]
+    slot = jnp.int32(-1)
+    if w.has("wake"):
+        tick = jnp.min(w.wake)
+        key = jnp.min(jnp.where(w.wake == tick, w.wake_key, FAR))
+        slot = unpack_slot(key)
+        ticks.append(tick)
+        keys.append(key)
+    else:
+        ticks.append(jnp.int64(FAR))
+        keys.append(jnp.int64(FAR))
+    stage = jnp.int32(-1)
+    if w.has("stage_end"):
+        tick = jnp.min(w.stage_end)
+        key = jnp.min(jnp.where(w.stage_end == tick, w.stage_key, FAR))
+        stage = jnp.argmax((w.stage_end == tick) & (w.stage_key == key)).astype(jnp.int32)
+        ticks.append(tick)
+        keys.append(key)
+    first = jnp.stack(ticks)
+    tick = jnp.min(first)
+    order = jnp.where(first == tick, jnp.stack(keys), FAR)
+    kind = jnp.where(tick >= FAR, 0, 1 + jnp.argmin(order).astype(jnp.int32))
+    return tick, kind, slot, stage
+
+
+def schedule_key(w: Lane, slot: Array, mask: Array) -> Array:
+    """The key of an event scheduled now; counts it where `mask`."""
+    key = pack(w.event_seq, slot)
+    w.event_seq = w.event_seq + mask
+    return key
+
+
+def pass_time(w: Lane, until: Array, mask: Array) -> None:
+    """Add the values held now to all time integrals, up to `until`."""
+    span = jnp.where(mask & w.warm, until - w.now, 0)
+    w.live_tick = w.live_tick + w.live * span
+    w.number_tick = w.number_tick + w.number * span
+    w.busy_tick = w.busy_tick + (w.number > 0) * span
+    if w.has("used"):
+        w.queue_tick = w.queue_tick + w.queued * span
+        w.holders_tick = w.holders_tick + w.holders * span
+        for name in ("used", "cached"):
+            for pool, spec in enumerate(w.plan.skeleton.pools):
+                if name == "cached" and not w.plan.caching[pool]:
+                    continue
+                value = w.s[name][pool]
+                if spec.block is None:
+                    total = w.s[f"{name}_tick_f"]
+                    w.s[f"{name}_tick_f"] = total.at[pool].add(value * span.astype(jnp.float64))
+                    continue
+                blocks = jnp.rint(value / w.job.numbers[number_index(w, spec.block)]).astype(jnp.int64)
+                limbs = w.s[f"{name}_tick"]
+                # span < 2**47 in halves of 24 bits and blocks < 2**31: nothing overflows
+                low = limbs[pool, 1] + blocks * (span & ((1 << 24) - 1))
+                high_part = blocks * (span >> 24)
+                low = low + ((high_part & ((1 << (LIMB_BITS - 24)) - 1)) << 24)
+                high = limbs[pool, 0] + (high_part >> (LIMB_BITS - 24)) + (low >> LIMB_BITS)
+                w.s[f"{name}_tick"] = limbs.at[pool].set(jnp.stack([high, low & ((1 << LIMB_BITS) - 1)]))
+    if w.has("stage_end"):
+        on = w.stage_end < FAR
+        decodes, prefills = w.stage_decodes * on, w.stage_prefills * on
+        w.prefill_only_tick = w.prefill_only_tick + ((prefills > 0) & (decodes == 0)) * span
+        w.decode_only_tick = w.decode_only_tick + ((prefills == 0) & (decodes > 0)) * span
+        w.mixed_tick = w.mixed_tick + ((prefills > 0) & (decodes > 0)) * span
+        w.decodes_tick = w.decodes_tick + decodes * span
+
+
+def number_index(w: Lane, node: object) -> int:
+    """Place of a `Num` or `Param` among the numbers of the instance."""
+    from ..ir.expr import Num, Param
+
+    if isinstance(node, Param):
+        return w.plan.param_index[node.name]
+    assert isinstance(node, Num)
+    return int(node.value)
+
+
+def advance(w: Lane) -> None:
+    """If the instant is settled, go to the next event and do it, or end the run."""
+    on = w.idle & w.started & (w.focus == EVENT) & (w.spawning == 0) & (w.cur < 0)
+    tick, kind, slot, stage, on = w.fence(*next_event(w), on)
+    if w.plan.open_arrivals:
+        # the gap after this arrival must be on the tape before the arrival happens
+        dry = on & (kind == 2) & (w.arrived + 1 - w.tape.base >= w.tape.gap.shape[0]) & (tick <= w.job.horizon)
+        w.pick(dry, stall=True)
+        on = on & ~dry
+    bounded = w.job.horizon < FAR
+    to_come = w.next_arrive < FAR
+    empty = (w.live == 0) & ~to_come
+    drained = empty & (~bounded | (w.job.limit < FAR))
+    stuck = (kind == 0) & (w.live > 0)
+    stopped = w.job.stop & (stuck | w.livelock)
+    over = (kind == 0) | (tick > w.job.horizon) | (~bounded & w.livelock)
+    finish = on & (drained | over | stopped)
+    until = jnp.where(drained | ~bounded | stopped, w.now, w.job.horizon)
+    on, finish, until = w.fence(on, finish, until)
+    pass_time(w, jnp.where(finish, until, tick), on)
+    verdict = jnp.where(
+        w.livelock,
+        Verdict.livelock,
+        jnp.where(empty, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
+    )
+    w.pick(finish, verdict=verdict.astype(jnp.int32), end_tick=until)
+    go = on & ~finish
+    w.pick(go, now=tick, focus=SETTLE, dirty=True)
+    w.pick(go & (kind == 1), warm=True)
+    arrives, wakes, ends = w.fence(go & (kind == 2), go & (kind == 3), go & (kind == 4))
+    arrive(w, arrives)
+    if w.has("wake"):
+        wake_up(w, slot, wakes)
+    if w.has("stage_end"):
+        when_iteration_ends(w, stage, ends)
+
+
+def when_iteration_ends(w: Lane, stage: Array, mask: Array) -> None:
+    """`end_iteration`, skipped where no instance of the batch needs it."""
+
+    def body(s: dict[str, Array]) -> dict[str, Array]:
+        inner = Lane(s, w.plan, w.job, w.data, w.tape, w.go, w.lanes)
+        end_iteration(inner, stage, mask)
+        return inner.s
+
+    w.s.update(when(w.lanes, mask, body, w.s))
+
+
+def arrive(w: Lane, mask: Array) -> None:
+    """One open arrival, or all listed sessions of this tick; schedule the next before anybody starts."""
+    if w.plan.open_arrivals:
+        w.pick(mask, spawning=1)
+        more = mask & (w.arrived + 1 < w.job.limit)
+        row = jnp.clip(w.arrived + 1 - w.tape.base, 0, w.tape.gap.shape[0] - 1)
+        gap = w.tape.gap[row]
+        w.fail(more & (gap < 0), Fault.gap)
+        w.pick(mask, next_arrive=FAR)
+        w.pick(more, next_arrive=w.now + gap, arrive_key=w.event_seq << SLOT_BITS)
+        w.event_seq = w.event_seq + more
+    elif w.plan.listed:
+        at = w.data.at
+        here = w.arrived + 1
+        following = at[w.job.which, jnp.minimum(here, at.shape[1] - 1)]
+        w.pick(mask, spawning=1)
+        w.pick(mask, next_arrive=jnp.where(here < at.shape[1], following, FAR))
+
+
+def finish_job(w: Lane, stage: Array, mask: Array, waited: Array, served: Array) -> None:
+    """Count a finished job of a timed stage (ticks waited and served)."""
+    w.add_at("number", stage, -1, mask)
+    kept = mask & w.warm
+    w.add_at("completed", stage, 1, kept)
+    w.add_at("wait_tick", stage, waited, kept)
+    w.add_at("service_tick", stage, served, kept)
+
+
+def wake_up(w: Lane, slot: Array, mask: Array) -> None:
+    """A job on a delay or fifo stage finishes; on a fifo stage the next one starts after it."""
+    stage, entered = w.fence(load(w.stage, slot), load(w.entered, slot))
+    w.put("wake", slot, FAR, mask)
+    w.put("stage", slot, -1, mask)
+    began = load(w.served, slot) if w.has("served") else entered
+    finish_job(w, stage, mask, began - entered, w.now - began)
+    w.make_ready(slot, mask)
+    if w.has("busy"):
+        free_server(w, stage, mask)
+
+
+def free_server(w: Lane, stage: Array, mask: Array) -> None:
+    """A server of a fifo stage is free: the first waiting job starts. Nothing on other stages."""
+    kinds = np.asarray([isinstance(s.kind, Fifo) for s in w.plan.skeleton.stages])
+    fifo = mask & jnp.asarray(kinds)[jnp.maximum(stage, 0)]
+    key, successor = least(w.line_key, w.stage == stage)
+    fifo, follows, successor = w.fence(fifo, fifo & (key < FAR), successor)
+    w.add_at("busy", stage, -1, fifo & ~follows)
+    start_service(w, successor, w.work[successor], follows)
+
+
+def start_service(w: Lane, slot: Array, work_s: Array, mask: Array) -> None:
+    """A server takes a job of `work_s` seconds."""
+    w.put("line_key", slot, FAR, mask)
+    w.put("served", slot, w.now, mask)
+    w.put("wake", slot, w.now + to_ticks(w, work_s), mask)
+    w.put("wake_key", slot, schedule_key(w, slot, mask), mask)
+
+
+def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
+    """Take the tokens of an iteration, count and time them, and let finished jobs go in list order."""
+    began = w.stage_began[jnp.maximum(stage, 0)]
+    here = mask & (w.stage == stage) & (w.give_key >= 0)
+    work = jnp.where(here, w.work - w.given, w.work)
+    done = here & (work <= 1e-9)
+    decode = here & (w.mode == 1)
+    work, done, decode, here = w.fence(work, done, decode, here)
+    token = decode | done
+    again = done & (w.mode == 0) & (w.decoded | (w.preempted & (w.last_stage == stage)))
+    following, token = w.fence(decode | again, token)
+    gap = w.now - w.last
+    w.work = work
+    count_gaps(w, stage, following & (w.last >= 0) & w.warm, gap, began)
+    # the client: the first token is pending until something confirms it
+    counts = token & w.open
+    known = counts & (w.confirmed >= 0)
+    confirms = counts & ~known & following & (w.first >= 0)
+    replaces = counts & ~known & ~confirms
+    known, confirms, replaces = w.fence(known, confirms, replaces)
+    settled = confirms | (replaces & decode)
+    w.tokens = jnp.where(known | confirms, w.tokens + 1, jnp.where(replaces, 1, w.tokens))
+    w.first = jnp.where(replaces, w.now, w.first)
+    w.confirmed = jnp.where(settled, w.now, w.confirmed)
+    w.confirm_order = jnp.where(settled, w.order_seq + w.give_key, w.confirm_order)
+    w.last = jnp.where(token, w.now, w.last)
+    w.last_stage = jnp.where(token, stage, w.last_stage)
+    w.decoded = w.decoded | decode
+    w.preempted = w.preempted & ~token
+    record_tokens(w, stage, token, decode)
+    n_done = jnp.sum(done)
+    kept = mask & w.warm
+    w.add_at("number", stage, -n_done, mask)
+    w.add_at("completed", stage, n_done, kept)
+    w.add_at("service_tick", stage, jnp.sum(jnp.where(done, w.now - w.entered, 0)), kept)
+    slots = jnp.arange(w.ready.shape[0])
+    w.ready = jnp.where(done, pack(w.ready_seq + w.give_key, slots), w.ready)
+    w.ready_seq = w.ready_seq + jnp.where(mask, slots.shape[0] + 1, 0)
+    w.order_seq = w.order_seq + jnp.where(mask, slots.shape[0] + 1, 0)
+    w.stage = jnp.where(done, -1, w.stage)
+    w.give_key = jnp.where(here, -1, w.give_key)
+    hot = (jnp.arange(w.stage_end.shape[0]) == stage) & mask
+    w.stage_end = jnp.where(hot, FAR, w.stage_end)
+    w.stage_key = jnp.where(hot, FAR, w.stage_key)
+    w.stage_last = jnp.where(hot, w.now, w.stage_last)
+    w.stage_listed = jnp.where(hot, 0, w.stage_listed)
+    w.stage_decodes = jnp.where(hot, 0, w.stage_decodes)
+    w.stage_prefills = jnp.where(hot, 0, w.stage_prefills)
+
+
+def count_gaps(w: Lane, stage: Array, timed: Array, gap: Array, began: Array) -> None:
+    """Add token gaps to the histogram: those of this iteration's length at once, the others to the gap buffer.
+
+    A decoder that had a token in the iteration before has the length of this iteration as its gap.
+    """
+    regular = timed & (w.last == began)
+    n = jnp.sum(regular)
+    odd = timed & ~regular
+    w.add_at("itl_n", stage, jnp.sum(timed), jnp.bool_(True))
+    w.add_at("itl_tick", stage, jnp.sum(jnp.where(timed, gap, 0)), jnp.bool_(True))
+    length = w.now - began
+    lower = np.asarray(edges(w.plan.skeleton.tick_s))
+    index = jnp.searchsorted(jnp.asarray(lower), length, side="right").astype(jnp.int32) - 1
+    at = jnp.maximum(stage, 0).astype(jnp.int32) * lower.shape[0] + index
+    row = load(w.itl, at)
+    new = jnp.stack([row[0] + n, jnp.minimum(row[1], length), jnp.maximum(row[2], length)])
+    w.put("itl", at, new, n > 0)
+    rows = jnp.stack([jnp.broadcast_to(stage.astype(jnp.int64), gap.shape), gap], axis=1)
+
+    def log(s: dict[str, Array]) -> dict[str, Array]:
+        gaps, count = append_rows(s["gaps"], s["gaps_n"], rows, odd)
+        return s | {"gaps": gaps, "gaps_n": count}
+
+    w.s.update(when(w.lanes, jnp.any(odd), log, w.s))
+
+
+def record_tokens(w: Lane, stage: Array, token: Array, decode: Array) -> None:
+    """Action rows of an iteration's tokens, in list order."""
+    if not w.has("actions"):
+        return
+    rows = jnp.stack(
+        [
+            jnp.full(token.shape, w.now, jnp.float64),
+            jnp.full(token.shape, float(Action.token)),
+            w.serial.astype(jnp.float64),
+            jnp.full(token.shape, stage, jnp.float64),
+            decode.astype(jnp.float64),
+        ],
+        axis=1,
+    )
+    append_in_order(w, rows, w.give_key, token)
+
+
+def append_in_order(w: Lane, rows: Array, key: Array, mask: Array) -> None:
+    """Append action rows in the order of `key`."""
+    rank = jnp.sum((key[None, :] < key[:, None]) & mask[None, :], axis=1)
+
+    def one(i: Array, table: Array) -> Array:
+        return store(table, w.actions_n + rank[i], load(rows, i), mask[i])
+
+    w.s["actions"] = lax.fori_loop(0, mask.shape[0], one, w.actions)
+    w.actions_n = w.actions_n + jnp.sum(mask)

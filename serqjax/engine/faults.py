@@ -1,0 +1,52 @@
+"""Faults that end an instance: run-time errors of a program and tables that ran full."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from ..report.raw import Verdict
+
+
+class Fault(IntEnum):
+    none = 0
+    guard = 1
+    bad_amount = 2
+    require = 3
+    unsettled = 4
+    free_iteration = 5
+    slots = 6
+    entries = 7
+    gap = 8
+    ownership = 9
+    turns = 10
+    no_hold = 11
+    gaps = 12
+
+
+#: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
+SENTENCES: dict[Fault, tuple[Verdict, str]] = {
+    Fault.guard: (Verdict.error, "session {serial}: a guard is neither 0 nor 1, at state `{state}`"),
+    Fault.bad_amount: (
+        Verdict.error,
+        "session {serial}: an amount is negative or not a number (units, tokens or seconds), at {where}",
+    ),
+    Fault.require: (Verdict.error, "session {serial}: {problem}"),
+    Fault.unsettled: (
+        Verdict.error,
+        "session {serial} became ready 1001 times without time passing",
+    ),
+    Fault.free_iteration: (Verdict.error, "stage `{stage}`: an iteration with tokens and cost 0"),
+    Fault.slots: (Verdict.capacity, "more sessions were live than the session table holds ({slots}): raise `slots`"),
+    Fault.entries: (
+        Verdict.capacity,
+        "more cache entries were alive than the entry table holds ({entries}): raise `entries`",
+    ),
+    Fault.gap: (Verdict.error, "an arrival gap is not positive"),
+    Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),
+    Fault.turns: (Verdict.error, "the loop took more turns at one instant than the language allows"),
+    Fault.no_hold: (Verdict.error, "session {serial}: growth of pool `{pool}` outside a hold of it"),
+    Fault.gaps: (
+        Verdict.capacity,
+        "more irregular token gaps in one iteration than the gap table holds ({gaps}): raise `gaps`",
+    ),
+}

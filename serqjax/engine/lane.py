@@ -1,0 +1,436 @@
+"""The state of one instance: which arrays there are, their shapes and what they mean.
+
+The state is a flat dictionary of arrays; `fields` lists them, and leaves out what a program has no
+use for, so that an M/M/1 carries no cache. Ticks and sequence numbers are int64, units and tokens
+float64 (whole numbers below 2**53 where the language says so), indices int32 with -1 for none.
+`Lane` is the mutable view that a phase works on while it is traced.
+
+**Source:** `design.md`, section 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from ..ir.itl import edges
+from .access import FAR, pack, store
+from .plan import Plan
+
+# focus: what an instance does next
+EVENT, SETTLE, STAGES = 0, 1, 2
+# how an unwinding goes on when its scopes are closed
+LEAVE, END, PREEMPT, REJECT = 1, 2, 3, 4
+# who asked for units
+ADMIT, GIVE, GROW, REGROW = 1, 2, 3, 4
+# how a hold joins a line
+NEWCOMER, HEAD, TAIL = 1, 2, 3
+
+RUNNING = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacities:
+    """Static sizes of the tables. `slots`: live sessions; `entries`: cache entries of all pools together;
+    `samples`, `requests`, `gaps`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
+    of the tape between two refills."""
+
+    slots: int = 64
+    entries: int = 64
+    samples: int = 512
+    requests: int = 256
+    gaps: int = 256
+    actions: int = 0
+    ahead: int = 64
+
+
+REQUEST_COLUMNS = (
+    "serial", "turn", "sent", "first", "confirmed", "confirm_order", "last", "tokens", "responded",
+    "respond_order", "status", "start_order",
+)  # fmt: skip
+ACTION_COLUMNS = 5
+
+
+def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
+    """The initial state of an instance that has not started, as numpy arrays by name."""
+    S, A = cap.slots, max(1, len(plan.skeleton.attrs))
+    P, T = len(plan.skeleton.pools), len(plan.skeleton.stages)
+    H = plan.depth * P
+    i64, i32, f64 = np.int64, np.int32, np.float64
+
+    def full(shape: Any, value: Any, dtype: Any) -> np.ndarray:
+        return np.full(shape, value, dtype)
+
+    state: dict[str, np.ndarray] = {
+        # clock and verdict
+        "now": full((), 0, i64),
+        "warm": full((), False, bool),
+        "started": full((), False, bool),
+        "verdict": full((), RUNNING, i32),
+        "end_tick": full((), 0, i64),
+        "livelock": full((), False, bool),
+        "fault": full((), 0, i32),  # run-time error or full table, 0 none (faults.py)
+        "fault_serial": full((), -1, i64),
+        "fault_place": full((), -1, i32),
+        "stall": full((), False, bool),  # waits for the tape
+        # arrivals
+        "next_arrive": full((), FAR, i64),
+        "arrive_key": full((), 0, i64),
+        "arrived": full((), 0, i64),
+        "spawning": full((), 0, i32),
+        "live": full((), 0, i64),
+        "ended": full((), 0, i64),
+        "turns_done": full((), 0, i64),
+        # sequence numbers
+        "event_seq": full((), 1, i64),
+        "ready_seq": full((), 0, i64),
+        "order_seq": full((), 0, i64),
+        "turn_seq": full((), 0, i64),
+        # what is being done
+        "focus": full((), SETTLE, i32),
+        "dirty": full((), True, bool),
+        "cur": full((), -1, i32),
+        "sweep": full((), P, i32),
+        "unwind": full((), -1, i32),
+        "unwind_how": full((), 0, i32),
+        # sessions: one row per slot
+        "attr": full((S, A), 0.0, f64),
+        "pc": full((S,), -1, i32),
+        "serial": full((S,), -1, i64),
+        "ready": full((S,), FAR, i64),
+        "turns": full((S,), 0, i64),
+        "free": np.arange(S - 1, -1, -1, dtype=i32),
+        "free_n": full((), S, i32),
+        # tape rows
+        "draws": full((S, plan.tape_width), 0.0, f64),
+        "draws_turn": full((S,), 1, i64),
+        "draws_own": full((S,), 0, i64),
+        "own": full((S,), 0, i64),
+        "script": full((S,), -1, i32),
+        # jobs on stages
+        "stage": full((S,), -1, i32),
+        "work": full((S,), 0.0, f64),
+        "entered": full((S,), 0, i64),
+        # client's view of the open request
+        "open": full((S,), False, bool),
+        "sent": full((S,), -1, i64),
+        "start_order": full((S,), 0, i64),
+        "first": full((S,), -1, i64),
+        "confirmed": full((S,), -1, i64),
+        "confirm_order": full((S,), -1, i64),
+        "last": full((S,), -1, i64),
+        "tokens": full((S,), 0, i64),
+        # statistics
+        "number": full((T,), 0, i64),
+        "live_tick": full((), 0, i64),
+        "number_tick": full((T,), 0, i64),
+        "busy_tick": full((T,), 0, i64),
+        "completed": full((T,), 0, i64),
+        "wait_tick": full((T,), 0, i64),
+        "service_tick": full((T,), 0, i64),
+        # output buffers
+        "samples": full((cap.samples, sample_width(plan)), 0.0, f64),
+        "samples_n": full((), 0, i32),
+        "requests": full((cap.requests, len(REQUEST_COLUMNS)), 0, i64),
+        "requests_n": full((), 0, i32),
+    }
+    if plan.has_timed:
+        state |= {
+            "wake": full((S,), FAR, i64),
+            "wake_key": full((S,), FAR, i64),
+        }
+    if plan.fifo_stages:
+        state |= {
+            "busy": full((T,), 0, i64),
+            "line_key": full((S,), FAR, i64),
+            "served": full((S,), 0, i64),
+            "job_seq": full((), 0, i64),
+        }
+    if plan.has_holds:
+        state |= {
+            "scope": full((S,), -1, i32),
+            "admitting": full((S,), -1, i32),
+            "line": full((S,), -1, i32),
+            "line_seq": full((S,), FAR, i64),
+            "line_since": full((S,), 0, i64),
+            "requeued": full((S,), False, bool),
+            "admitted": full((S,), False, bool),
+            "adm": full((S,), 0, i64),
+            "adm_seq": full((), 0, i64),
+            "alloc": full((H, S), 0.0, f64),
+            "pos": full((H, S), 0.0, f64),
+            "grown": full((plan.depth, S), False, bool),
+            "tail_seq": full((), 0, i64),
+            "head_seq": full((), 0, i64),
+            "join": full((), -1, i32),
+            "join_scope": full((), -1, i32),
+            "join_how": full((), 0, i32),
+            "ask": full((), -1, i32),
+            "ask_how": full((), 0, i32),
+            "ask_column": full((), -1, i32),
+            "ask_units": full((P,), 0.0, f64),
+            "ask_own": full((P,), 0.0, f64),
+            "used": full((P,), 0.0, f64),
+            "cached": full((P,), 0.0, f64),
+            "queued": full((P,), 0, i64),
+            "holders": full((P,), 0, i64),
+            "admissions": full((P,), 0, i64),
+            "rejected": full((P,), 0, i64),
+            "pool_wait_tick": full((P,), 0, i64),
+            "pool_wait_n": full((P,), 0, i64),
+            # [pools, 2]: two limbs of whole blocks x ticks, high limb in units of 2**LIMB_BITS
+            "used_tick": full((P, 2), 0, i64),
+            "cached_tick": full((P, 2), 0, i64),
+            "used_tick_f": full((P,), 0.0, f64),
+            "cached_tick_f": full((P,), 0.0, f64),
+            "queue_tick": full((P,), 0, i64),
+            "holders_tick": full((P,), 0, i64),
+        }
+    if plan.has_growth:
+        state |= {
+            "grow": full((), -1, i32),
+            "grow_how": full((), 0, i32),
+            "grow_pool": full((), -1, i32),
+            "grow_column": full((), -1, i32),
+            "grow_units": full((), 0.0, f64),
+            "waits": full((S,), -1, i32),
+            "waits_key": full((S,), FAR, i64),
+            "waits_units": full((S,), 0.0, f64),
+            "waits_how": full((S,), 0, i32),
+            "waits_n": full((P,), 0, i64),
+        }
+    if plan.preempts:
+        state |= {
+            "preempted_pos": full((P, S), -1.0, f64),
+            "stuck": full((S,), False, bool),
+            "hopeless": full((S,), False, bool),
+            "unwind_pool": full((), -1, i32),
+            "preemptions": full((P,), 0, i64),
+            "stuck_n": full((P,), 0, i64),
+        }
+    if plan.has_cache:
+        C = cap.entries
+        state |= {
+            "entry": full((P, S), -1, i32),
+            "entry_pool": full((C,), -1, i32),
+            "entry_owner": full((C,), -1, i64),
+            "entry_slot": full((C,), -1, i32),
+            "entry_size": full((C,), 0.0, f64),
+            "entry_last": full((C,), 0, i64),
+            "entry_seq": full((C,), 0, i64),
+            "release_seq": full((), 0, i64),
+            "evicted_entries": full((P,), 0, i64),
+            "evicted_units": full((P,), 0.0, f64),
+        }
+        if keyed_eviction_reads_attrs(plan):
+            state["entry_attr"] = full((C, A), 0.0, f64)
+    if plan.step_stages:
+        state |= {
+            "mode": full((S,), 0, i32),
+            "column": full((S,), -1, i32),
+            "given": full((S,), 0.0, f64),
+            "give_key": full((S,), -1, i64),
+            "considered": full((S,), -1, i64),
+            "decoded": full((S,), False, bool),
+            "preempted": full((S,), False, bool),
+            "last_stage": full((S,), -1, i32),
+            "stage_end": full((T,), FAR, i64),
+            "stage_key": full((T,), FAR, i64),
+            "stage_began": full((T,), -1, i64),
+            "stage_rest": full((T,), 0, i64),
+            "stage_last": full((T,), -1, i64),
+            "stage_listed": full((T,), 0, i64),
+            "stage_decodes": full((T,), 0, i64),
+            "stage_prefills": full((T,), 0, i64),
+            "cursor": full((), 0, i32),
+            "planning": full((), False, bool),
+            "run_ready": full((), False, bool),
+            "plan_seq": full((), 0, i64),
+            "budget": full((), 0.0, f64),
+            "left": full((), 0.0, f64),
+            "chunk": full((), 0.0, f64),
+            "listed": full((), 0, i64),
+            "preempting": full((), False, bool),
+            "stopped": full((), False, bool),
+            "iterations": full((T,), 0, i64),
+            "prefill_only_tick": full((T,), 0, i64),
+            "decode_only_tick": full((T,), 0, i64),
+            "mixed_tick": full((T,), 0, i64),
+            "decodes_tick": full((T,), 0, i64),
+            "decode_iterations": full((T,), 0, i64),
+            "decode_batch": full((T,), 0, i64),
+            "decode_step_tick": full((T,), 0, i64),
+            "idle_with_work": full((T,), False, bool),
+            "itl_n": full((T,), 0, i64),
+            "itl_tick": full((T,), 0, i64),
+            # count, least, greatest per bucket, stage after stage
+            "itl": np.broadcast_to(np.asarray([0, FAR, -1], i64), (T * len(edges(tick_s)), 3)).copy(),
+            "gaps": full((cap.gaps, 2), 0, i64),
+            "gaps_n": full((), 0, i32),
+        }
+    if cap.actions:
+        state |= {"actions": full((cap.actions, ACTION_COLUMNS), 0.0, f64), "actions_n": full((), 0, i32)}
+        if plan.has_holds:
+            state["ask_rows"] = full((), 0, i32)  # takes of the ask that are on the trace already
+    return state
+
+
+def sample_width(plan: Plan) -> int:
+    """Columns of a sample row: where (0 init, 1 states), tick, serial, then (turn, value) per `Observe` site.
+
+    A site that did not observe has turn -1.
+    """
+    return 3 + 2 * max(len(plan.sites), len(plan.init_sites), 1)
+
+
+def keyed_eviction_reads_attrs(plan: Plan) -> bool:
+    from ..ir.expr import Attr
+    from ..ir.structure import walk
+
+    return any(isinstance(n, Attr) for p in plan.skeleton.pools for _, n in walk(p.evict))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What varies between instances of one plan; all arrays, batched by `vmap` except `data`.
+
+    - `numbers` `[numbers]` float64; `integers` `[integers]` int64: the program's numbers and cost integers.
+    - `horizon`, `warmup` ticks (`FAR`: none); `limit`: number of arrivals (`FAR`: no limit).
+    - `which`: index of the session data this instance reads.
+    """
+
+    numbers: Array
+    integers: Array
+    horizon: Array
+    warmup: Array
+    limit: Array
+    which: Array
+    stop: Array  # end at a livelock or deadlock
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Sessions as data, shared by all instances: `[programs, ...]`, read at `Job.which`.
+
+    `at` `[programs, sessions]` ticks (`FAR` past the last); `values` `[programs, sessions, attrs]` and `turns`
+    `[programs, rows, attrs]` float64 with NaN for "keep"; `turn_start`, `turn_count` `[programs, scripts]`; `scripts` `[programs]`.
+    """
+
+    at: Array
+    values: Array
+    turns: Array
+    turn_start: Array
+    turn_count: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tape:
+    """The next `ahead` sessions of an instance: `base` is the serial of the first row.
+
+    `gap` `[ahead]` ticks before the session; `draws` `[ahead, width]` uniforms; `script` `[ahead]`.
+    """
+
+    base: Array
+    gap: Array
+    draws: Array
+    script: Array
+
+
+class Lane:
+    """A mutable view of one instance's state while a phase is traced; `lane.x` is the array named x."""
+
+    __slots__ = ("s", "plan", "job", "data", "tape", "go", "lanes")
+
+    def __init__(self, state: dict[str, Array], plan: Plan, job: Job, data: Data, tape: Tape, go: Any, lanes: Any):
+        for name, value in (
+            ("s", dict(state)), ("plan", plan), ("job", job), ("data", data), ("tape", tape), ("go", go),
+            ("lanes", lanes),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Array:
+        try:
+            return self.s[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        old = self.s[name]
+        value = jnp.asarray(value)
+        assert value.shape == old.shape, (name, value.shape, old.shape)
+        self.s[name] = value.astype(old.dtype)
+
+    def has(self, name: str) -> bool:
+        return name in self.s
+
+    def fence(self, *values: Any) -> Any:
+        """The values, computed once and stored.
+
+        XLA on CPU has no fusion with several outputs: every array that a turn carries would recompute the whole
+        chain behind it. The operands of a conditional are stored, whatever its branches do; `go` is true at
+        run time and unknown to the compiler.
+        """
+        leaves = tuple(jnp.asarray(v) for v in values)
+        return lax.cond(self.go, lambda *a: a, lambda *a: tuple(jnp.zeros_like(x) for x in a), *leaves)
+
+    def pick(self, mask: Array, **values: Any) -> None:
+        """Set scalars or whole vectors where `mask`."""
+        for name, value in values.items():
+            setattr(self, name, jnp.where(mask, value, self.s[name]))
+
+    def put(self, name: str, slot: Array, value: Any, mask: Array) -> None:
+        """Set row `slot` of a table where `mask`."""
+        self.s[name] = store(self.s[name], slot, jnp.asarray(value).astype(self.s[name].dtype), mask)
+
+    def add(self, name: str, index: int, value: Any, mask: Array) -> None:
+        """Add to a static element of a vector where `mask`."""
+        old = self.s[name]
+        self.s[name] = old.at[index].add(jnp.where(mask, value, 0).astype(old.dtype))
+
+    def add_at(self, name: str, index: Array, value: Any, mask: Array) -> None:
+        """Add to a dynamic element of a short vector where `mask` (one-hot: pools and stages are few)."""
+        old = self.s[name]
+        hot = (jnp.arange(old.shape[0]) == index) & mask
+        self.s[name] = old + jnp.where(hot, value, 0).astype(old.dtype)
+
+    @property
+    def running(self) -> Array:
+        return (self.verdict == RUNNING) & ~self.stall & (self.fault == 0)
+
+    @property
+    def idle(self) -> Array:
+        """No action is half done."""
+        calm = self.running & (self.unwind < 0) & (self.sweep >= len(self.plan.skeleton.pools))
+        if self.has("join"):
+            calm &= (self.join < 0) & (self.ask < 0)
+        if self.has("grow"):
+            calm &= self.grow < 0
+        return calm
+
+    def make_ready(self, slot: Array, mask: Array) -> None:
+        """Append a session to the ready list."""
+        self.put("ready", slot, pack(self.ready_seq, slot), mask)
+        self.ready_seq = self.ready_seq + mask
+
+    def fail(self, mask: Array, fault: int, slot: Array | int = -1, place: Array | int = -1) -> None:
+        """Record the first fault of the instance."""
+        first = mask & (self.fault == 0)
+        serial = jnp.where(jnp.asarray(slot) >= 0, self.serial[jnp.maximum(jnp.asarray(slot), 0)], -1)
+        self.pick(first, fault=fault, fault_serial=serial, fault_place=place)
+
+    def act(self, mask: Array, kind: int, serial: Any, place: Any, amount: Any, offset: Any = None) -> None:
+        """Append one row to the action trace, if the instance keeps one."""
+        if not self.has("actions"):
+            return
+        row = jnp.stack([jnp.asarray(x).astype(jnp.float64) for x in (self.now, kind, serial, place, amount)])
+        self.s["actions"] = store(self.actions, self.actions_n, row, mask)
+        self.actions_n = self.actions_n + mask

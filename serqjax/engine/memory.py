@@ -1,0 +1,264 @@
+"""Giving back: scopes are closed one a loop turn, innermost first, and what they computed may stay cached.
+
+**Source:** `spec/semantics.md`, sections 4 (scope end, caching) and 6 (preemption); oracle: `oracle/pools.py`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ..ir.program import Closed
+from ..report.raw import Action, RequestStatus
+from .access import load, load_at, pack, store, store_at
+from .expr import Env, Value, evaluate
+from .faults import Fault
+from .lane import END, HEAD, LEAVE, PREEMPT, REJECT, TAIL, Lane
+from .session import close_request
+from .views import Attributes, cap, now_s, own_entry, pool_state, round_down, round_up, stage_state
+
+
+def table(rows: object) -> Array:
+    return jnp.asarray(np.asarray(rows))
+
+
+def give_back(w: Lane) -> None:
+    """Close one scope of the session being unwound; when it was the last to close, go on."""
+    on = w.running & (w.unwind >= 0)
+    slot, how = w.unwind, w.unwind_how
+    if not w.plan.has_holds:
+        finish_session(w, slot, on & (how == END))
+        w.pick(on, unwind=-1)
+        return
+    scope = load(w.scope, slot)
+    on, scope, open_ = w.fence(on, scope, on & (scope >= 0))
+    release_scope(w, slot, scope, how, open_)
+    parents = w.plan.scope_table(lambda s: s.parent)
+    outer = jnp.where(open_, table(parents)[jnp.maximum(scope, 0)], -1)
+    w.put("scope", slot, outer, open_)
+    last = (how == LEAVE) | (outer < 0)
+    reached = jnp.bool_(False)
+    if w.has("unwind_pool"):
+        takes = np.zeros((max(1, len(w.plan.scopes)), len(w.plan.skeleton.pools)), bool)
+        for i, s in enumerate(w.plan.scopes):
+            takes[i, list(s.pools)] = True
+        reached = open_ & (how == PREEMPT) & table(takes)[jnp.maximum(scope, 0), jnp.maximum(w.unwind_pool, 0)]
+        last = last | reached
+    done, reached, last = w.fence(on & last, reached, last)
+    w.pick(done, unwind=-1)
+    leave = done & (how == LEAVE)
+    attr_set(w, slot, "computed", 0.0, leave)
+    w.pick(leave, sweep=0)
+    if w.has("unwind_pool"):
+        requeue(w, slot, scope, done & reached)
+    finish_session(w, slot, done & ((how == END) | (how == REJECT)))
+
+
+def attr_set(w: Lane, slot: Array, name: str, value: Value, mask: Array) -> None:
+    """Set one built-in attribute of a session, if the program declares it."""
+    index = w.plan.attr_index.get(name)
+    if index is not None:
+        w.s["attr"] = store_at(w.attr, slot, jnp.int32(index), value, mask)
+
+
+def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> None:
+    """Give back every pool of a scope in the order of its takes; cache what the takes keep."""
+    plan = w.plan
+    keeps: dict[object, Value] = {}
+    attrs = Attributes(w, slot)
+    pools_order = np.full((max(1, len(plan.scopes)), len(plan.skeleton.pools)), -1, np.int32)
+    depth = table(plan.scope_table(lambda s: s.depth))[jnp.maximum(scope, 0)]
+    for i, s in enumerate(plan.scopes):
+        for k, pool in enumerate(s.pools):
+            pools_order[i, pool] = k
+    finished = (how != PREEMPT).astype(jnp.float64)
+    base = w.actions_n if w.has("actions") else None
+    n_pools = len(plan.skeleton.pools)
+    for pool in range(n_pools):
+        mine = [i for i, s in enumerate(plan.scopes) if pool in s.pools]
+        if not mine:
+            continue
+        order = table(pools_order)[jnp.maximum(scope, 0), pool]
+        here = on & (order >= 0)
+        column = depth * n_pools + pool
+        alloc = load_at(w.alloc, column, slot)
+        pos = load_at(w.pos, column, slot)
+        grown = load_at(w.grown, depth, slot)
+        env = Env(
+            plan,
+            w.job.numbers,
+            attr=attrs.get,
+            ctx={
+                "Now": lambda: now_s(w),
+                "Finished": lambda: finished,
+                "HoldPosition": lambda pos=pos: pos,
+            },
+            pool=pool_state(w, slot),
+            stage=stage_state(w),
+        )
+        want = jnp.float64(-1.0)
+        for i in mine:
+            keep = plan.scopes[i].scope.takes[plan.scopes[i].pools.index(pool)].keep
+            if keep is not None:
+                if (pool, keep) not in keeps:
+                    keeps[pool, keep] = evaluate(keep, env)
+                want = jnp.where(scope == i, keeps[pool, keep], want)
+        kept = jnp.float64(0.0)
+        if plan.caching[pool]:
+            w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
+            computed = jnp.where(grown | (how == PREEMPT), pos, alloc)
+            kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
+        alloc, here, kept = w.fence(alloc, here, kept)
+        w.add("used", pool, -alloc, here)
+        nested = table([_held_outside(plan, i, pool) for i in range(len(plan.scopes))])[jnp.maximum(scope, 0)]
+        w.add("holders", pool, -1, here & ~nested)
+        w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)
+        if "preempted_pos" in w.s:
+            w.s["preempted_pos"] = store_at(w.preempted_pos, jnp.int32(pool), slot, -1.0, here & (how == LEAVE))
+        act_at(w, here, Action.release, load(w.serial, slot), pool, alloc, base, 2 * order)
+        if plan.caching[pool]:
+            if plan.skeleton.pools[pool].uncached == "in_order":
+                add_entry(w, slot, pool, alloc - kept, here & (alloc - kept > 1e-9), attrs, dead=True)
+            caches = here & (kept > 1e-9)
+            add_entry(w, slot, pool, kept, caches, attrs, dead=False)
+            act_at(w, caches, Action.cache, load(w.serial, slot), pool, kept, base, 2 * order + 1)
+    w.s["grown"] = store_at(w.grown, depth, jnp.maximum(slot, 0), False, on)
+    if w.has("stuck"):
+        w.put("stuck", slot, False, on & (how == LEAVE))
+        w.put("hopeless", slot, False, on & (how == LEAVE))
+    if base is not None:
+        sizes = table([2 * len(s.pools) for s in plan.scopes])[jnp.maximum(scope, 0)]
+        w.actions_n = jnp.where(on, base + sizes, base).astype(jnp.int32)
+
+
+def _held_outside(plan: object, scope: int, pool: int) -> bool:
+    parent = plan.scopes[scope].parent  # type: ignore[attr-defined]
+    return parent >= 0 and bool(plan.innermost[parent, pool] >= 0)  # type: ignore[attr-defined]
+
+
+def act_at(w: Lane, mask: Array, kind: int, serial: Value, place: int, value: Value, base: Value, offset: Value) -> None:
+    """Write an action row at a place of its own; rows nobody writes are cleared first and dropped when read."""
+    if base is None:
+        return
+    row = jnp.stack([jnp.asarray(x).astype(jnp.float64) for x in (w.now, kind, serial, place, value)])
+    w.s["actions"] = store(w.actions, base + offset, row, mask)
+
+
+def add_entry(
+    w: Lane, slot: Array, pool: int, size: Value, mask: Array, attrs: Attributes, *, dead: bool
+) -> None:
+    """A new cache entry of a session (it replaces its own), or a dead one that nobody can consume."""
+    free = jnp.argmax(w.entry_size <= 0).astype(jnp.int32)
+    index, old = own_entry(w, pool, slot)
+    if dead:
+        index, old = jnp.int32(-1), jnp.float64(0.0)
+    full = w.entry_size[free] > 0
+    w.fail(mask & (index < 0) & full, Fault.entries, -1, pool)
+    at, mask, old = w.fence(jnp.where(index >= 0, index, free), mask & ((index >= 0) | ~full), old)
+    put_entry(w, at, pool, slot, size, w.now, w.release_seq, attrs.values, mask, dead=dead)
+    w.release_seq = w.release_seq + mask
+    w.add("cached", pool, size - old, mask)
+
+
+def put_entry(
+    w: Lane, at: Array, pool: Value, slot: Array, size: Value, last: Value, seq: Value, attrs: Value, mask: Array, *, dead: bool
+) -> None:
+    w.put("entry_pool", at, pool, mask)
+    w.put("entry_owner", at, -1 if dead else load(w.serial, slot), mask)
+    w.put("entry_slot", at, slot, mask)
+    w.put("entry_size", at, size, mask)
+    w.put("entry_last", at, last, mask)
+    w.put("entry_seq", at, seq, mask)
+    if w.has("entry_attr"):
+        w.put("entry_attr", at, jnp.stack([jnp.asarray(v, jnp.float64) for v in attrs]), mask)
+    if not dead:
+        w.s["entry"] = store_at(w.entry, jnp.asarray(pool, jnp.int32), slot, at, mask)
+
+
+# ---------------------------------------------------------------- end of a session
+
+
+def finish_session(w: Lane, slot: Array, mask: Array) -> None:
+    """The session is gone: its slot is free, under a closed population the next one starts."""
+    serial = load(w.serial, slot)
+    rejected = w.unwind_how == REJECT
+    if w.plan.has_turn:
+        close_request(w, slot, RequestStatus.rejected, mask & rejected)
+    else:
+        status = jnp.where(rejected, int(RequestStatus.rejected), int(RequestStatus.finished))
+        close_request(w, slot, status, mask)
+    for pool, spec in enumerate(w.plan.skeleton.pools):
+        if spec.on_end == "free" and w.plan.caching[pool]:
+            index, size = own_entry(w, pool, slot)
+            gone = mask & (index >= 0)
+            w.put("entry_size", index, 0.0, gone)
+            w.add("cached", pool, -size, gone)
+    w.act(mask, Action.end, serial, 0, 0)
+    w.put("pc", slot, -1, mask)
+    w.put("open", slot, False, mask)
+    w.put("free", w.free_n, slot, mask)
+    w.pick(mask, free_n=w.free_n + 1, live=w.live - 1)
+    w.ended = w.ended + (mask & w.warm)
+    if isinstance(w.plan.skeleton.arrival, Closed):
+        w.pick(mask, spawning=w.spawning + 1)
+
+
+# ---------------------------------------------------------------- joining a line
+
+
+def requeue(w: Lane, slot: Array, scope: Array, mask: Array) -> None:
+    """A preempted session waits again for the scope that was closed last."""
+    tails = [s.preempt is not None and s.preempt.requeue == "tail" for s in w.plan.skeleton.pools]
+    tail = table(tails)[jnp.maximum(w.unwind_pool, 0)]
+    w.put("requeued", slot, True, mask)
+    w.pick(mask, join=slot, join_scope=scope, join_how=jnp.where(tail, TAIL, HEAD))
+
+
+def join_line(w: Lane) -> None:
+    """The session joins the line of its scope's first pool, unless it asks more than the pool can ever hold."""
+    plan = w.plan
+    on = w.running & (w.join >= 0) & (w.unwind < 0)
+    slot, scope = w.join, w.join_scope
+    attrs = Attributes(w, slot)
+    env = Env(
+        plan, w.job.numbers, attr=attrs.get, ctx={"Now": lambda: now_s(w)}, pool=pool_state(w, slot),
+        stage=stage_state(w),
+    )  # fmt: skip
+    refused = jnp.int32(-1)
+    asked = jnp.float64(0.0)
+    seen: dict[object, Value] = {}
+    for i, s in enumerate(plan.scopes):
+        for take, pool in zip(s.scope.takes, s.pools):
+            if take.oversize == "wait":
+                continue
+            key = (pool, take.oversize)
+            if key not in seen:
+                seen[key] = jnp.maximum(evaluate(take.oversize, env), 0.0)
+            mine = on & (scope == i)
+            w.fail(mine & ~(seen[key] >= 0), Fault.bad_amount, slot, pool)
+            if not plan.finite[pool]:
+                continue
+            need = round_up(w, pool, seen[key])
+            over = mine & (need > cap(w, pool)) & (refused < 0)
+            refused = jnp.where(over, pool, refused)
+            asked = jnp.where(over, need, asked)
+    on, refused, asked = w.fence(on, refused, asked)
+    turned_away = on & (refused >= 0)
+    w.add_at("rejected", refused, 1, turned_away)
+    w.act(turned_away, Action.reject, load(w.serial, slot), refused, asked)
+    w.pick(turned_away, unwind=slot, unwind_how=REJECT)
+    w.pick(turned_away & (w.cur == slot), cur=-1)
+    joins = on & ~turned_away
+    first = table(plan.scope_table(lambda s: s.pools[0]))[jnp.maximum(scope, 0)]
+    head = joins & (w.join_how == HEAD)
+    seq = jnp.where(head, w.head_seq - 1, w.tail_seq)
+    w.put("line", slot, first, joins)
+    w.put("line_seq", slot, pack(seq, slot), joins)
+    w.put("line_since", slot, w.now, joins)
+    w.put("admitting", slot, scope, joins)
+    w.pick(head, head_seq=w.head_seq - 1)
+    w.tail_seq = w.tail_seq + (joins & ~head)
+    w.add_at("queued", first, 1, joins)
+    w.pick(on, join=-1)
+

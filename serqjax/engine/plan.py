@@ -1,0 +1,434 @@
+"""The static plan of a program: everything the traced step needs that is not a number.
+
+A `Plan` is made from the skeleton of a program (ir/structure.py) alone, so that all programs of
+one structure share it and with it one compiled function. Names become indices, scopes get a
+depth, states an order in which one pass over them runs a session as far as it can go.
+
+**Source:** `design.md`, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from ..errors import Problem, ProgramError
+from ..ir.expr import Ctx, Inf, Num, Resource, Sample, Unary
+from ..ir.fixed import IntAffine, IntForm, resolve, stage_form
+from ..ir.program import (
+    Branch,
+    Closed,
+    Delay,
+    End,
+    Enter,
+    Fifo,
+    Grow,
+    Listed,
+    Observe,
+    Poisson,
+    Program,
+    Renewal,
+    Require,
+    Respond,
+    Run,
+    Scope,
+    State,
+    Step,
+    Turn,
+)
+from ..ir.structure import skeleton, walk
+from ..tape.draws import draw_count
+
+#: A cost in fixed point whose integers are places in the vector of integers.
+CostShape = IntForm
+
+# Draws kept per session on the tape at once; a session that needs more waits for the next refill.
+TURNS_AHEAD = 8
+OWN_AHEAD = 16
+
+
+def draws_in(node: Any) -> int:
+    """Upper bound of the uniforms that one evaluation of everything below `node` consumes."""
+    total = 0
+    for _, part in walk(node):
+        if isinstance(part, Sample):
+            if part.dist == "Erlang":
+                k = part.args[0]
+                if not isinstance(k, Num):
+                    raise ProgramError([Problem("$", "Erlang with a computed number of stages", "write a literal")])
+                total += int(-k.value - 1)
+            else:
+                total += draw_count(part.dist, part.args)
+    return total
+
+
+def reads(node: Any, *names: str) -> bool:
+    """Whether an expression below `node` reads one of the context variables."""
+    return any(isinstance(part, Ctx) and part.name in names for _, part in walk(node))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScopePlan:
+    """A scope with indices: `pools` in the order of its takes, `depth` from 0, `parent` or -1."""
+
+    scope: Scope
+    depth: int
+    parent: int
+    pools: tuple[int, ...]
+    reentry: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """A stage: its kind, memory pool or -1, whether the cost is in fixed point (form) or None."""
+
+    kind: Any
+    memory: int
+    form: Any
+    admits: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """See the module. `forms`: per stage the shape of its fixed-point cost, or None (float path)."""
+
+    skeleton: Program
+    forms: tuple[CostShape | None, ...]
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.skeleton, self.forms))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    # ------------------------------------------------------------ names
+
+    @functools.cached_property
+    def attr_index(self) -> dict[str, int]:
+        return {a.name: i for i, a in enumerate(self.skeleton.attrs)}
+
+    @functools.cached_property
+    def pool_index(self) -> dict[str, int]:
+        return {p.name: i for i, p in enumerate(self.skeleton.pools)}
+
+    @functools.cached_property
+    def stage_index(self) -> dict[str, int]:
+        return {s.name: i for i, s in enumerate(self.skeleton.stages)}
+
+    @functools.cached_property
+    def state_index(self) -> dict[str, int]:
+        return {s.name: i for i, s in enumerate(self.states)}
+
+    @functools.cached_property
+    def scope_index(self) -> dict[str, int]:
+        return {s.name: i for i, s in enumerate(self.skeleton.scopes)}
+
+    @functools.cached_property
+    def observe_index(self) -> dict[str, int]:
+        return {n: i for i, n in enumerate(self.skeleton.observes)}
+
+    @functools.cached_property
+    def param_index(self) -> dict[str, int]:
+        literals = sum(isinstance(n, Num) and n.value >= 0 for _, n in walk(self.skeleton))
+        return {p.name: literals + i for i, p in enumerate(self.skeleton.params)}
+
+    def pool(self, ref: Resource) -> int:
+        assert isinstance(ref, str)
+        return self.pool_index[ref]
+
+    def stage(self, ref: Resource) -> int:
+        assert isinstance(ref, str)
+        return self.stage_index[ref]
+
+    # ------------------------------------------------------------ states
+
+    @functools.cached_property
+    def states(self) -> tuple[State, ...]:
+        """States in an order in which a jump goes forward where it can (depth first from the start)."""
+        by_name = {s.name: s for s in self.skeleton.states}
+        scopes = {s.name: s for s in self.skeleton.scopes}
+        order: list[str] = []
+        seen: set[str] = set()
+
+        def successors(state: State) -> list[str]:
+            match state.exit:
+                case Branch(_, then, orelse):
+                    return [then, orelse]
+                case Enter(scope):
+                    return [scopes[scope].reentry]
+                case End():
+                    return []
+                case other:
+                    return [other.then]
+
+        def visit(name: str) -> None:
+            stack = [(name, iter(successors(by_name[name])))]
+            seen.add(name)
+            while stack:
+                here, rest = stack[-1]
+                for after in rest:
+                    if after not in seen:
+                        seen.add(after)
+                        stack.append((after, iter(successors(by_name[after]))))
+                        break
+                else:
+                    order.append(here)
+                    stack.pop()
+
+        visit(self.skeleton.start)
+        return tuple(by_name[name] for name in reversed(order))
+
+    @functools.cached_property
+    def start(self) -> int:
+        return self.state_index[self.skeleton.start]
+
+    @functools.cached_property
+    def sites(self) -> tuple[int, ...]:
+        """Observation of each `Observe` op in the order in which a pass over the states meets them."""
+        in_turn = [self.observe_index[op.name] for op in self.skeleton.turn if isinstance(op, Observe)]
+        found: list[int] = []
+        for state in self.states:
+            for op in state.ops:
+                if isinstance(op, Observe):
+                    found.append(self.observe_index[op.name])
+                elif isinstance(op, Turn):
+                    found.extend(in_turn)
+        return tuple(found)
+
+    @functools.cached_property
+    def init_sites(self) -> tuple[int, ...]:
+        return tuple(self.observe_index[op.name] for op in self.skeleton.init if isinstance(op, Observe))
+
+    @functools.cached_property
+    def has_turn(self) -> bool:
+        return any(isinstance(op, Turn) for s in self.states for op in s.ops)
+
+    # ------------------------------------------------------------ scopes
+
+    @functools.cached_property
+    def scopes(self) -> tuple[ScopePlan, ...]:
+        plans = []
+        for scope in self.skeleton.scopes:
+            depth, up = 0, scope.parent
+            while up is not None:
+                depth, up = depth + 1, self.skeleton.scopes[self.scope_index[up]].parent
+            plans.append(
+                ScopePlan(
+                    scope=scope,
+                    depth=depth,
+                    parent=-1 if scope.parent is None else self.scope_index[scope.parent],
+                    pools=tuple(self.pool(t.pool) for t in scope.takes),
+                    reentry=self.state_index.get(scope.reentry, 0),
+                )
+            )
+        return tuple(plans)
+
+    @property
+    def depth(self) -> int:
+        return max((s.depth + 1 for s in self.scopes), default=0)
+
+    def column(self, depth: int, pool: int) -> int:
+        """Column of the hold tables: one per scope depth and pool."""
+        return depth * len(self.skeleton.pools) + pool
+
+    @functools.cached_property
+    def innermost(self) -> np.ndarray:
+        """`[scopes + 1, pools]`: hold column of the innermost hold of a pool, by innermost open scope; -1 none.
+
+        The last row is for a session outside every scope.
+        """
+        table = np.full((len(self.scopes) + 1, len(self.skeleton.pools)), -1, dtype=np.int32)
+        for i in range(len(self.scopes)):
+            at = i
+            while at >= 0:
+                for pool in self.scopes[at].pools:
+                    if table[i, pool] < 0:
+                        table[i, pool] = self.column(self.scopes[at].depth, pool)
+                at = self.scopes[at].parent
+        return table
+
+    def scope_table(self, of: Any) -> np.ndarray:
+        """Int table `[scopes]` of `of(scope_plan)`; one dummy row where there are no scopes."""
+        return np.asarray([of(s) for s in self.scopes] or [0], dtype=np.int32)
+
+    # ------------------------------------------------------------ pools and stages
+
+    @functools.cached_property
+    def finite(self) -> tuple[bool, ...]:
+        return tuple(not isinstance(p.cap, Inf) for p in self.skeleton.pools)
+
+    @functools.cached_property
+    def caching(self) -> tuple[bool, ...]:
+        """Pools that may hold cache entries (a take keeps units, or released units stay in order)."""
+        kept = {self.pool(t.pool) for s in self.skeleton.scopes for t in s.takes if t.keep is not None}
+        return tuple(i in kept or p.uncached == "in_order" for i, p in enumerate(self.skeleton.pools))
+
+    @functools.cached_property
+    def growing(self) -> tuple[bool, ...]:
+        """Pools that some run or `Grow` grows."""
+        grown = set()
+        for state in self.states:
+            if isinstance(state.exit, Run) and state.exit.grows is not None:
+                grown.add(self.pool(state.exit.grows))
+            if isinstance(state.exit, Grow):
+                grown.add(self.pool(state.exit.pool))
+        return tuple(i in grown for i in range(len(self.skeleton.pools)))
+
+    @functools.cached_property
+    def stages(self) -> tuple[StagePlan, ...]:
+        plans = []
+        for i, stage in enumerate(self.skeleton.stages):
+            kind = stage.kind
+            memory, form = -1, None
+            if isinstance(kind, Step):
+                memory = -1 if kind.memory is None else self.pool(kind.memory)
+                form = self.forms[i]
+            admits = tuple(j for j, p in enumerate(self.skeleton.pools) if p.admit_via == stage.name)
+            plans.append(StagePlan(kind=kind, memory=memory, form=form, admits=admits))
+        return tuple(plans)
+
+    @functools.cached_property
+    def step_stages(self) -> tuple[int, ...]:
+        return tuple(i for i, s in enumerate(self.skeleton.stages) if isinstance(s.kind, Step))
+
+    @functools.cached_property
+    def fifo_stages(self) -> tuple[int, ...]:
+        return tuple(i for i, s in enumerate(self.skeleton.stages) if isinstance(s.kind, Fifo))
+
+    @functools.cached_property
+    def has_timed(self) -> bool:
+        return any(isinstance(s.kind, (Fifo, Delay)) for s in self.skeleton.stages)
+
+    @property
+    def has_holds(self) -> bool:
+        return bool(self.scopes)
+
+    @property
+    def has_cache(self) -> bool:
+        return any(self.caching)
+
+    @property
+    def has_growth(self) -> bool:
+        return any(self.growing)
+
+    @functools.cached_property
+    def has_growers(self) -> bool:
+        """A growth may have to wait: a growing finite pool without preemption, or with no candidate."""
+        return any(g and f for g, f in zip(self.growing, self.finite))
+
+    @functools.cached_property
+    def preempts(self) -> bool:
+        return any(p.preempt is not None and self.growing[i] for i, p in enumerate(self.skeleton.pools))
+
+    @functools.cached_property
+    def memory_stages(self) -> dict[int, tuple[int, ...]]:
+        """Step stages whose memory a pool is."""
+        return {
+            p: tuple(i for i in self.step_stages if self.stages[i].memory == p)
+            for p in range(len(self.skeleton.pools))
+        }
+
+    def lifo(self, pool: int) -> bool:
+        preempt = self.skeleton.pools[pool].preempt
+        return preempt is not None and preempt.order.keys in ((Unary("Neg", Ctx("Admission")),), ())
+
+    def lru(self, pool: int) -> bool:
+        """Entries leave in the order of their release numbers alone (`last` grows with them)."""
+        return self.skeleton.pools[pool].evict.keys in ((Ctx("Last"),), ())
+
+    # ------------------------------------------------------------ draws
+
+    @functools.cached_property
+    def init_draws(self) -> int:
+        return draws_in(self.skeleton.init)
+
+    @functools.cached_property
+    def turn_draws(self) -> int:
+        return draws_in(self.skeleton.turn)
+
+    @functools.cached_property
+    def state_draws(self) -> tuple[int, ...]:
+        """Draws on the session's own stream by each state (its ops and its exit)."""
+        return tuple(draws_in(s.ops) + draws_in(s.exit) for s in self.states)
+
+    @property
+    def own_draws(self) -> int:
+        """Draws of the session's own stream kept on the tape; 0 if the program makes none."""
+        most = max(self.state_draws, default=0)
+        return 0 if most == 0 else max(OWN_AHEAD, 2 * most)
+
+    @property
+    def turns_ahead(self) -> int:
+        return TURNS_AHEAD if self.turn_draws and self.has_turn else 0
+
+    @property
+    def tape_width(self) -> int:
+        """Uniforms per session on the tape: init, `turns_ahead` turns, own stream; at least 1."""
+        return max(1, self.init_draws + self.turns_ahead * self.turn_draws + self.own_draws)
+
+    @functools.cached_property
+    def gap_draws(self) -> int:
+        arrival = self.skeleton.arrival
+        if isinstance(arrival, Poisson):
+            return 1
+        return draws_in(arrival.gap) if isinstance(arrival, Renewal) else 0
+
+    @property
+    def open_arrivals(self) -> bool:
+        return isinstance(self.skeleton.arrival, (Poisson, Renewal))
+
+    @property
+    def listed(self) -> bool:
+        return isinstance(self.skeleton.arrival, Listed)
+
+    @property
+    def closed(self) -> bool:
+        return isinstance(self.skeleton.arrival, Closed)
+
+    def uses(self, kind: type, fun: str) -> bool:
+        """Whether some expression calls a state function."""
+        return any(isinstance(n, kind) and n.fun == fun for _, n in walk(self.skeleton))  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def requires(self) -> tuple[Require, ...]:
+        """All `Require` ops, so that a fault can name the one that failed."""
+        blocks = [self.skeleton.init, self.skeleton.turn, *(s.ops for s in self.states)]
+        return tuple(op for ops in blocks for op in ops if isinstance(op, Require))
+
+    @functools.cached_property
+    def respond_states(self) -> tuple[bool, ...]:
+        return tuple(any(isinstance(op, Respond) for op in s.ops) for s in self.states)
+
+    def is_forward(self, i: int, name: str) -> bool:
+        return self.state_index[name] > i
+
+
+def make_plan(program: Program) -> tuple[Plan, tuple[float, ...], tuple[int, ...]]:
+    """The plan of a program, its numbers and the integers of its costs, in the order in which the plan reads them."""
+    shape, numbers = skeleton(program)
+    params = {p.name: p.value for p in program.params}
+    forms: list[CostShape | None] = []
+    integers: list[int] = []
+    for stage in program.stages:
+        form = stage_form(program, stage.kind) if isinstance(stage.kind, Step) else None
+        forms.append(None if form is None else _shape(resolve(form, params, program.tick_s), integers))
+    return Plan(shape, tuple(forms)), numbers, tuple(integers)
+
+
+def _shape(form: IntForm, integers: list[int]) -> CostShape:
+    """The tree of a cost with each integer replaced by its place in `integers`."""
+    if isinstance(form, IntAffine):
+        integers.append(form.constant)
+        constant = len(integers) - 1
+        terms = []
+        for name, coefficient in form.terms:
+            integers.append(coefficient)
+            terms.append((name, len(integers) - 1))
+        return IntAffine(constant, tuple(terms))
+    return type(form)(tuple(_shape(part, integers) for part in form.parts))
+
+

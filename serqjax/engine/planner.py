@@ -1,0 +1,242 @@
+"""Planning an iteration of a step stage: the general planner, one give a loop turn.
+
+An iteration is planned resident by resident in serving order, because each give may grow, evict and
+preempt. When nobody is left and there is budget, the stage's lines are asked for a newcomer, who runs
+to its own `Run` and is served in the same iteration.
+
+**Source:** `spec/semantics.md`, section 8; oracle: `oracle/planner.py`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ..ir.fixed import FIXED_BITS, VARIABLE_SCALE, IntAffine, IntMax
+from ..ir.program import Step
+from ..report.raw import Action
+from .access import FAR, SLOT_BITS, load, load_at, pack
+from .admission import EPS, select
+from .clock import append_in_order, next_event
+from .expr import Env, Value, evaluate
+from .faults import Fault
+from .lane import EVENT, GIVE, STAGES, Lane
+from .plan import CostShape
+from .views import budget_and_chunk, columns, memory_held, now_s, pool_state, residents_ctx, stage_state
+
+
+def start_plan(w: Lane) -> None:
+    """When the instant is settled, start to plan the next idle stage that has something to do."""
+    plan = w.plan
+    on = w.idle & (w.focus == STAGES) & (w.cur < 0) & ~w.planning & (w.spawning == 0)
+    tick, kind, _, _ = next_event(w)
+    more = (kind > 0) & (tick <= w.now)
+    found = jnp.int32(len(plan.skeleton.stages))
+    for stage in reversed(plan.step_stages):
+        work = w.number[stage] > 0
+        for pool in plan.stages[stage].admits:
+            work = work | (w.queued[pool] > 0)
+        can = work & (w.stage_end[stage] >= FAR) & (w.cursor <= stage)
+        found = jnp.where(can, stage, found)
+    on, found, begins = w.fence(on, found, on & ~more & (found < len(plan.skeleton.stages)))
+    w.pick(on & ~begins, focus=EVENT)
+    budget, chunk = jnp.float64(0.0), jnp.float64(0.0)
+    for stage in plan.step_stages:
+        b, c = budget_and_chunk(w, stage)
+        budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
+    w.fail(begins & ~(budget >= -1e-9), Fault.bad_amount, -1, found)
+    w.pick(
+        begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
+        chunk=chunk, listed=0, preempting=False, stopped=False,
+    )  # fmt: skip
+
+
+def give_next(w: Lane) -> Array:
+    """Give to the next resident in serving order; returns where the plan has nobody left to consider."""
+    plan = w.plan
+    on = w.idle & w.planning & (w.cur < 0) & ~w.run_ready & (w.spawning == 0)
+    here = (w.stage == w.cursor) & (w.considered != w.plan_seq)
+    sequence = pack(w.adm, jnp.arange(w.adm.shape[0])) if w.has("adm") else pack(w.entered, jnp.arange(w.stage.shape[0]))
+    found, slot = select([], sequence, here)
+    for stage in plan.step_stages:
+        kind = plan.stages[stage].kind
+        if kind.serve.keys:
+            context = residents_ctx(w, stage) | {
+                "Decoding": lambda: (w.mode == 1).astype(jnp.float64),
+                "Admission": lambda: w.adm.astype(jnp.float64),
+                "Remaining": lambda: w.work,
+            }
+            env = Env(
+                plan, w.job.numbers, attr=columns(w), ctx=context,
+                pool=pool_state(w, jnp.arange(w.stage.shape[0])), stage=stage_state(w),
+            )  # fmt: skip
+            _, chosen = select([evaluate(k, env) for k in kind.serve.keys], sequence, here & (w.stage == stage))
+            slot = jnp.where(w.cursor == stage, chosen, slot)
+    closing = w.stopped | (w.left <= 0)
+    picks = on & found & ~closing
+    on, found, closing, picks, slot = w.fence(on, found, closing, picks, jnp.where(picks, slot, 0))
+    w.put("considered", slot, w.plan_seq, picks)
+    work = w.work[slot]
+    prefill = jnp.where(w.chunk > 0, jnp.minimum(work, w.chunk), work)
+    want = jnp.where(w.mode[slot] == 1, jnp.minimum(1.0, work), prefill)
+    tokens = jnp.minimum(want, w.left)
+    tokens, gives = w.fence(tokens, picks & (tokens > 0))
+    w.put("given", slot, tokens, gives)
+    if w.has("grow"):
+        column = w.column[slot]
+        grows = gives & (column >= 0)
+        at = jnp.maximum(column, 0)
+        need = load_at(w.pos, at, slot) + tokens - load_at(w.alloc, at, slot)
+        waiting = grows & (w.waits[slot] >= 0)
+        must = grows & ~waiting & (need > EPS)
+        pool = (at % len(plan.skeleton.pools)).astype(jnp.int32)
+        w.pick(must, grow=slot, grow_how=GIVE, grow_pool=pool, grow_column=column, grow_units=need)
+        (gives,) = w.fence(gives & ~waiting & ~must)
+    give_allocated(w, slot, gives)
+    return on & (~found | closing)
+
+
+def give_allocated(w: Lane, slot: Array, on: Array) -> None:
+    """The resident's tokens are on the list of the iteration."""
+    w.put("give_key", slot, w.listed, on)
+    w.pick(on, listed=w.listed + 1, left=w.left - load(w.given, slot))
+
+
+def newcomer(w: Lane, spent: Array) -> tuple[Array, Array]:
+    """Whether the plan asks a line for a newcomer now, and the first of the stage's pools with somebody waiting."""
+    asks = spent & (w.left > 0) & ~w.preempting & ~w.stopped
+    pool = jnp.int32(-1)
+    for stage in w.plan.step_stages:
+        for p in reversed(w.plan.stages[stage].admits):
+            pool = jnp.where((w.cursor == stage) & (w.queued[p] > 0), p, pool)
+    return asks & (pool >= 0), pool
+
+
+def finish_plan(w: Lane, over: Array) -> None:
+    """Start the planned iteration: positions advance, the cost says when it ends."""
+    plan = w.plan
+    stage = w.cursor
+    listed = (w.stage == stage) & (w.give_key >= 0)
+    over, mask = w.fence(over, over & listed)
+    decode = mask & (w.mode == 1)
+    prefill = mask & (w.mode == 0)
+    tokens = jnp.sum(jnp.where(mask, w.given, 0.0))
+    n = jnp.sum(mask)
+    position = jnp.zeros_like(w.work)
+    if w.has("pos"):
+        for depth in range(plan.depth):
+            for pool in range(len(plan.skeleton.pools)):
+                if plan.growing[pool]:
+                    column = plan.column(depth, pool)
+                    mine = mask & (w.column == column)
+                    position = jnp.where(mine, w.pos[column], position)
+                    w.s["pos"] = w.pos.at[column].add(jnp.where(mine, w.given, 0.0))
+                    w.s["grown"] = w.grown.at[depth].set(w.grown[depth] | mine)
+    n, position, works = w.fence(n, position, over & ((n > 0) | w.preempting))
+    idles = over & ~works
+    has_work = w.number[jnp.maximum(stage, 0)] > 0
+    for s in plan.step_stages:
+        for p in plan.stages[s].admits:
+            has_work = has_work | ((stage == s) & (w.queued[p] > 0))
+    hot = jnp.arange(len(plan.skeleton.stages)) == stage
+    w.idle_with_work = jnp.where(hot & over, idles & has_work, w.idle_with_work)
+
+    attention2 = jnp.sum(jnp.where(prefill, w.given * (2.0 * position + w.given), 0.0))
+    sums = {
+        "Ntok": tokens,
+        "Ndec": jnp.sum(decode).astype(jnp.float64),
+        "Npre": jnp.sum(jnp.where(prefill, w.given, 0.0)),
+        "Attn": attention2,
+        "DecodePositions": jnp.sum(jnp.where(decode, position + 1.0, 0.0)),
+        "Nres": w.number[jnp.maximum(stage, 0)].astype(jnp.float64),
+    }
+    span, rest, free = jnp.int64(0), jnp.int64(0), jnp.bool_(False)
+    for s in plan.step_stages:
+        ticks, left, nothing = cost(w, s, dict(sums), decode, prefill)
+        span = jnp.where(stage == s, ticks, span)
+        rest = jnp.where(stage == s, left, rest)
+        free = jnp.where(stage == s, nothing, free)
+    span, rest, free, tokens = w.fence(span, rest, free, tokens)
+    w.fail(works & (tokens > 0) & free, Fault.free_iteration, -1, stage)
+    starts = hot & works
+    w.stage_end = jnp.where(starts, w.now + span, w.stage_end)
+    w.stage_key = jnp.where(starts, w.event_seq << SLOT_BITS, w.stage_key)
+    w.event_seq = w.event_seq + works
+    w.stage_began = jnp.where(starts, w.now, w.stage_began)
+    w.stage_rest = jnp.where(starts, rest, w.stage_rest)
+    w.stage_listed = jnp.where(starts, n, w.stage_listed)
+    n_decode = jnp.sum(decode)
+    w.stage_decodes = jnp.where(starts, n_decode, w.stage_decodes)
+    w.stage_prefills = jnp.where(starts, n - n_decode, w.stage_prefills)
+    w.iterations = w.iterations + starts
+    counted = starts & w.warm & (n_decode > 0)
+    w.decode_iterations = w.decode_iterations + counted
+    w.decode_batch = w.decode_batch + jnp.where(counted, n_decode, 0)
+    w.decode_step_tick = w.decode_step_tick + jnp.where(counted, span, 0)
+    record_gives(w, stage, mask, works, tokens)
+    w.pick(over, planning=False, run_ready=False, cursor=stage + 1)
+    w.pick(over & (stage == plan.step_stages[-1]), focus=EVENT)
+
+
+def cost(w: Lane, stage: int, sums: dict[str, Value], decode: Array, prefill: Array) -> tuple[Value, Value, Value]:
+    """Ticks of the iteration, the sub-tick remainder after it, and whether the cost is nothing."""
+    plan = w.plan
+    kind = plan.skeleton.stages[stage].kind
+    assert isinstance(kind, Step)
+    memory = plan.stages[stage].memory
+    if memory >= 0:
+        held = memory_held(w, memory)
+        sums["Kvb"] = jnp.sum(jnp.where(decode, held, 0.0))
+        sums["Kvp"] = jnp.sum(jnp.where(prefill, held, 0.0))
+    else:
+        sums["Kvb"] = sums["Kvp"] = jnp.float64(0.0)
+    shape = plan.forms[stage]
+    if shape is not None:
+        value = jnp.maximum(fixed_cost(w, shape, sums), 0)
+        carried = jnp.where(w.stage_last[stage] == w.now, w.stage_rest[stage], 0)
+        whole = carried + value
+        return whole >> FIXED_BITS, whole & ((1 << FIXED_BITS) - 1), value <= 0
+    values = dict(sums, Attn=sums["Attn"] * 0.5)
+    context = {name: (lambda v=v: v) for name, v in values.items()} | {"Now": lambda: now_s(w)}
+    env = Env(plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w))
+    seconds = evaluate(kind.cost, env)
+    seconds = jnp.maximum(seconds, 0.0)
+    ticks = jnp.rint(seconds / plan.skeleton.tick_s).astype(jnp.int64)
+    return ticks, jnp.int64(0), ~(seconds > 0)
+
+
+def fixed_cost(w: Lane, shape: CostShape, sums: dict[str, Value]) -> Value:
+    """A cost in 2**-20 ticks from the integers of the program; `Attn` stands doubled in `sums`."""
+    if isinstance(shape, IntAffine):
+        value = w.job.integers[shape.constant]
+        for name, at in shape.terms:
+            value = value + w.job.integers[at] * sums[name].astype(jnp.int64)
+        return value
+    parts = [fixed_cost(w, part, sums) for part in shape.parts]
+    pick = jnp.maximum if isinstance(shape, IntMax) else jnp.minimum
+    out = parts[0]
+    for part in parts[1:]:
+        out = pick(out, part)
+    return out
+
+
+def record_gives(w: Lane, stage: Array, mask: Array, works: Array, tokens: Value) -> None:
+    """Action rows: the iteration, then its gives in list order."""
+    if not w.has("actions"):
+        return
+    w.act(works, Action.iteration, -1, stage, tokens)
+    shape = mask.shape
+    rows = jnp.stack(
+        [
+            jnp.full(shape, w.now, jnp.float64),
+            jnp.full(shape, float(Action.give)),
+            w.serial.astype(jnp.float64),
+            jnp.full(shape, stage, jnp.float64),
+            w.given,
+        ],
+        axis=1,
+    )
+    append_in_order(w, rows, w.give_key, mask)
+
+
+assert VARIABLE_SCALE["Attn"] == 2

@@ -1,0 +1,307 @@
+"""From the arrays of a finished instance to its `RawRun`.
+
+**Source:** `serqjax/report/raw.py`; `spec/semantics.md`, section 13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..ir.fixed import FIXED_BITS
+from ..ir.itl import bucket, edges, first_bucket
+from ..ir.program import Program
+from ..ir.structure import number
+from ..report.raw import Action, PoolTotals, RawRun, RequestStatus, StageTotals, Verdict
+from .access import FAR
+from .clock import LIMB_BITS
+from .faults import SENTENCES, Fault
+from .lane import REQUEST_COLUMNS, RUNNING
+from .plan import Plan
+from .tables import ticks
+
+COLUMN = {name: i for i, name in enumerate(REQUEST_COLUMNS)}
+
+
+class Drained:
+    """What has been taken out of the buffers so far, per instance."""
+
+    NAMES = ("samples", "requests", "gaps", "actions")
+
+    def __init__(self, lanes: int):
+        self.rows: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(lanes)] for name in self.NAMES}
+
+    def take(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Copy filled rows to the host and empty the buffers."""
+        state = dict(state)
+        for name in self.NAMES:
+            if name not in state:
+                continue
+            count = np.asarray(state[f"{name}_n"])
+            if not count.any():
+                continue
+            table = np.asarray(state[name])
+            for lane, n in enumerate(count):
+                if n:
+                    self.rows[name][lane].append(table[lane, :n].copy())
+            state[f"{name}_n"] = jnp.zeros_like(state[f"{name}_n"])
+            if name == "actions":  # rows that a phase leaves out must read as nothing
+                state[name] = jnp.zeros_like(state[name])
+        return state
+
+    def all(self, name: str, lane: int, width: int) -> np.ndarray:
+        parts = self.rows[name][lane]
+        return np.concatenate(parts) if parts else np.zeros((0, width))
+
+
+def raw_run(
+    plan: Plan,
+    program: Program,
+    seed: int,
+    s: dict[str, np.ndarray],
+    drained: Drained,
+    lane: int,
+    needs: np.ndarray,
+    trace: bool,
+) -> RawRun:
+    """One instance. `s`: its final arrays; `needs`: `[lines, pools]`, what each line's selected hold asks above a cap (-1: nothing)."""
+    verdict, cause = verdict_of(plan, program, s)
+    horizon = ticks(number(program, program.horizon_s), program.tick_s)
+    samples = sample_rows(plan, drained.all("samples", lane, 3))
+    requests = request_rows(plan, s, drained.all("requests", lane, len(REQUEST_COLUMNS)))
+    return RawRun(
+        seed=seed,
+        tick_s=program.tick_s,
+        horizon_tick=None if horizon >= FAR else horizon,
+        warmup_tick=ticks(number(program, program.warmup_s), program.tick_s),
+        end_tick=int(s["end_tick"] if s["verdict"] != RUNNING else s["now"]),
+        verdict=verdict,
+        cause=cause,
+        arrivals=int(s["arrived"]),
+        ended=int(s["ended"]),
+        turns=int(s["turns_done"]),
+        live_at_end=int(s["live"]),
+        live_tick=int(s["live_tick"]),
+        stages=[stage_totals(plan, s, drained, lane, i, program.tick_s) for i in range(len(plan.skeleton.stages))],
+        pools=[pool_totals(plan, s, needs, i) for i in range(len(plan.skeleton.pools))],
+        samples_observe=samples[0],
+        samples_tick=samples[1],
+        samples_serial=samples[2],
+        samples_turn=samples[3],
+        samples_value=samples[4],
+        request_serial=requests["serial"],
+        request_turn=requests["turn"],
+        request_sent=requests["sent"],
+        request_first=requests["first"],
+        request_confirmed=requests["confirmed"],
+        request_confirm_order=requests["confirm_order"],
+        request_last=requests["last"],
+        request_tokens=requests["tokens"],
+        request_responded=requests["responded"],
+        request_respond_order=requests["respond_order"],
+        request_status=requests["status"],
+        events=None,
+        trace=action_rows(drained.all("actions", lane, 5)) if trace else None,
+    )
+
+
+def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[Verdict, str]:
+    """Verdict and cause of a finished instance."""
+    fault = Fault(int(s["fault"]))
+    if fault != Fault.none:
+        verdict, sentence = SENTENCES[fault]
+        place = int(s["fault_place"])
+        names = {
+            "serial": int(s["fault_serial"]),
+            "state": plan.states[place].name if 0 <= place < len(plan.states) else "?",
+            "where": f"place {place}",
+            "problem": plan.requires[place].problem if fault == Fault.require else "",
+            "stage": plan.skeleton.stages[place].name if 0 <= place < len(plan.skeleton.stages) else "?",
+            "pool": plan.skeleton.pools[place].name if 0 <= place < len(plan.skeleton.pools) else "?",
+            "slots": s["pc"].shape[0],
+            "entries": s["entry_size"].shape[0] if "entry_size" in s else 0,
+            "gaps": 0,
+        }
+        return verdict, sentence.format(**names)
+    verdict = Verdict(int(s["verdict"]))
+    seconds = float(s["end_tick"]) * program.tick_s
+    if program.arrivals is not None and verdict in (Verdict.horizon, Verdict.drained):
+        live, arrived = int(s["live"]), int(s["arrived"])
+        if arrived < program.arrivals:
+            return Verdict.error, (
+                f"horizon {seconds:g} reached before requested arrivals: got {arrived}, requested {program.arrivals}"
+            )
+        if live:
+            return Verdict.error, f"failed to drain {live} active sessions within horizon {seconds:g}"
+        warmup = ticks(number(program, program.warmup_s), program.tick_s)
+        if 0 < warmup and int(s["end_tick"]) <= warmup:
+            return Verdict.error, (
+                f"arrivals drained at {seconds:g} before or at warmup {warmup * program.tick_s:g}"
+            )
+    if verdict == Verdict.deadlock:
+        return verdict, who_waits(plan, s)
+    if verdict == Verdict.livelock:
+        return verdict, "a session preempts itself for ever while nobody else holds units: raise the cap of its pool"
+    return verdict, ""
+
+
+def who_waits(plan: Plan, s: dict[str, np.ndarray]) -> str:
+    """Who waits for what, when no event is left."""
+    parts = []
+    for pool, spec in enumerate(plan.skeleton.pools if plan.has_holds else ()):
+        growers = s["serial"][s["waits"] == pool] if "waits" in s else np.zeros(0)
+        waiting = s["serial"][s["line"] == pool]
+        for rows, text in ((growers, "wait to grow in pool"), (waiting, "wait in the line of pool")):
+            if len(rows):
+                shown = ", ".join(str(int(r)) for r in sorted(rows)[:5])
+                more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+                parts.append(f"sessions {shown}{more} {text} `{spec.name}` ({s['used'][pool]:g} units in use)")
+    return "no event is left: " + ("; ".join(parts) or "sessions wait on stages that give them nothing")
+
+
+def stage_totals(
+    plan: Plan, s: dict[str, np.ndarray], drained: Drained, lane: int, i: int, tick_s: float
+) -> StageTotals:
+    t = StageTotals(
+        number_tick=int(s["number_tick"][i]),
+        busy_tick=int(s["busy_tick"][i]),
+        completed=int(s["completed"][i]),
+        wait_tick=int(s["wait_tick"][i]),
+        service_tick=int(s["service_tick"][i]),
+    )
+    if i not in plan.step_stages:
+        return t
+    t.iterations = int(s["iterations"][i])
+    t.prefill_only_tick = int(s["prefill_only_tick"][i])
+    t.decode_only_tick = int(s["decode_only_tick"][i])
+    t.mixed_tick = int(s["mixed_tick"][i])
+    t.decodes_tick = int(s["decodes_tick"][i])
+    t.decode_iterations = int(s["decode_iterations"][i])
+    t.decode_batch = int(s["decode_batch"][i])
+    t.decode_step_tick = int(s["decode_step_tick"][i])
+    t.idle_with_work = bool(s["idle_with_work"][i])
+    t.itl_count = int(s["itl_n"][i])
+    t.itl_tick = int(s["itl_tick"][i])
+    first = first_bucket(tick_s)
+    size = len(edges(tick_s))
+    table = s["itl"][i * size : (i + 1) * size]
+    for k in np.nonzero(table[:, 0])[0]:
+        count, least, greatest = (int(x) for x in table[k])
+        t.itl_buckets[first + int(k)] = (count, least, greatest)
+    gaps = drained.all("gaps", lane, 2)
+    for gap in gaps[gaps[:, 0] == i][:, 1] if len(gaps) else ():
+        k = bucket(int(gap), tick_s)
+        count, least, greatest = t.itl_buckets.get(k, (0, int(gap), int(gap)))
+        t.itl_buckets[k] = (count + 1, min(least, int(gap)), max(greatest, int(gap)))
+    return t
+
+
+def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int) -> PoolTotals:
+    if not plan.has_holds:
+        return PoolTotals()
+    blocked = plan.skeleton.pools[i].block is not None
+
+    def integral(name: str) -> int | float:
+        if blocked:
+            high, low = (int(x) for x in s[f"{name}_tick"][i])
+            return (high << LIMB_BITS) + low
+        return float(s[f"{name}_tick_f"][i])
+
+    t = PoolTotals(
+        used_tick=integral("used"),
+        cached_tick=integral("cached"),
+        queue_tick=int(s["queue_tick"][i]),
+        holders_tick=int(s["holders_tick"][i]),
+        wait_tick=int(s["pool_wait_tick"][i]),
+        wait_count=int(s["pool_wait_n"][i]),
+        admissions=int(s["admissions"][i]),
+        rejected=int(s["rejected"][i]),
+    )
+    if "evicted_units" in s:
+        t.evicted_entries = int(s["evicted_entries"][i])
+        t.evicted_units = float(s["evicted_units"][i])
+    if "preemptions" in s:
+        t.preemptions = int(s["preemptions"][i])
+        t.stuck = int(s["stuck_n"][i])
+    lines = np.nonzero(needs[:, i] >= 0)[0]
+    if len(lines):
+        t.over_cap, t.over_cap_queue = float(needs[lines[0], i]), int(lines[0])
+    if "waits" in s:
+        growing = s["waits"] == i
+        t.growing_at_end = int(growing.sum())
+        columns = [plan.column(d, i) for d in range(plan.depth)]
+        holds = (s["alloc"][columns] > 0).any(axis=0)
+        t.growing_stalled = bool(growing.any() and (growing | ~holds).all())
+    return t
+
+
+def sample_rows(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Observations in order: observe index, tick, serial, turn, value."""
+    if not len(rows):
+        empty = np.zeros((0,), np.int64)
+        return empty, empty.copy(), empty.copy(), empty.copy(), np.zeros((0,))
+    turns, values = rows[:, 3::2], rows[:, 4::2]
+    width = turns.shape[1]
+    sites = np.zeros((2, width), np.int64)
+    sites[0, : len(plan.init_sites)] = plan.init_sites
+    sites[1, : len(plan.sites)] = plan.sites
+    kept = turns >= 0
+    row, column = np.nonzero(kept)
+    where = rows[row, 0].astype(np.int64)
+    return (
+        sites[where, column],
+        rows[row, 1].astype(np.int64),
+        rows[row, 2].astype(np.int64),
+        turns[row, column].astype(np.int64),
+        values[row, column],
+    )
+
+
+def request_rows(plan: Plan, s: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Requests in the order they were sent; unfinished ones come from the live sessions."""
+    table = rows.astype(np.int64).reshape(-1, len(REQUEST_COLUMNS))
+    live = np.nonzero((s["pc"] >= 0) & s["open"])[0]
+    left = np.full((len(live), len(REQUEST_COLUMNS)), -1, np.int64)
+    for name, source in (
+        ("serial", "serial"), ("turn", "turns"), ("sent", "sent"), ("first", "first"), ("confirmed", "confirmed"),
+        ("confirm_order", "confirm_order"), ("last", "last"), ("tokens", "tokens"), ("start_order", "start_order"),
+    ):  # fmt: skip
+        left[:, COLUMN[name]] = s[source][live]
+    if "line" in s:
+        queued = (s["line"][live] >= 0) & ~s["admitted"][live]
+        left[:, COLUMN["status"]] = np.where(queued, RequestStatus.queued, RequestStatus.running)
+    else:
+        left[:, COLUMN["status"]] = RequestStatus.running
+    table = np.concatenate([table, left])
+    table = table[np.argsort(table[:, COLUMN["start_order"]], kind="stable")]
+    refused = table[:, COLUMN["status"]] == RequestStatus.rejected
+    table[refused, COLUMN["responded"]] = -1
+    table[refused, COLUMN["respond_order"]] = -1
+    for name in ("confirm_order", "respond_order"):
+        # places among all such recordings, from 0
+        column = table[:, COLUMN[name]]
+        known = column >= 0
+        if name == "confirm_order":
+            known &= table[:, COLUMN["confirmed"]] >= 0
+        ranks = np.full(len(column), -1, np.int64)
+        ranks[np.nonzero(known)[0][np.argsort(column[known], kind="stable")]] = np.arange(known.sum())
+        table[:, COLUMN[name]] = ranks
+    return {name: table[:, i].copy() for name, i in COLUMN.items()}
+
+
+def action_rows(rows: np.ndarray) -> np.ndarray:
+    """The action trace: padding dropped, consecutive evictions of one owner at one instant merged."""
+    rows = rows[rows[:, 1] > 0]
+    keep: list[np.ndarray] = []
+    for row in rows:
+        if keep and row[1] == Action.evict and (keep[-1][:4] == row[:4]).all():
+            keep[-1] = keep[-1].copy()
+            keep[-1][4] += row[4]
+        else:
+            keep.append(row)
+    return np.asarray(keep).reshape(-1, 5)
+
+
+assert FIXED_BITS

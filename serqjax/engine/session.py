@@ -1,0 +1,513 @@
+"""Sessions: how one starts, and how a ready one runs from a blocking point to the next.
+
+The states of a program are traced one after the other in an order in which jumps go forward; each is
+masked by "the session is here". One pass therefore runs a session through straight code, branches and
+forward jumps; a jump backwards takes the next loop turn.
+
+**Source:** `spec/semantics.md`, sections 2 (spawn), 3, 12; oracle: `oracle/session.py`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ..ir.program import (
+    Batch,
+    Branch,
+    Closed,
+    Delay,
+    Drop,
+    End,
+    Enter,
+    Fifo,
+    Goto,
+    Grow,
+    Leave,
+    Listed,
+    Observe,
+    Op,
+    Require,
+    Respond,
+    Run,
+    Set,
+    Step,
+    Turn,
+)
+from ..report.raw import Action, RequestStatus
+from .access import FAR, SLOT_BITS, load, pack, store_column
+from .clock import schedule_key
+from .expr import Env, Value, evaluate
+from .faults import Fault
+from .lane import END, GROW, LEAVE, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, to_ticks
+
+
+class Draws:
+    """A cursor over uniforms of a tape row; `take` counts only where draws really happen."""
+
+    def __init__(self, row: Array, start: Value):
+        self.row, self.at = row, start
+
+    def take(self, count: int, live: Value) -> Array:
+        index = jnp.clip(self.at, 0, self.row.shape[0] - count)
+        us = jnp.stack([self.row[index + i] for i in range(count)])
+        self.at = self.at + jnp.where(live, count, 0)
+        return us
+
+
+# ---------------------------------------------------------------- start
+
+
+def begin(w: Lane) -> None:
+    """The start of the run: warm-up over if it is 0, the first arrivals."""
+    on = (w.verdict < 0) & ~w.started
+    arrival = w.plan.skeleton.arrival
+    w.pick(on, warm=w.job.warmup <= 0)
+    if w.plan.open_arrivals:
+        w.pick(on, next_arrive=w.tape.gap[0], arrive_key=w.event_seq << SLOT_BITS)
+        w.event_seq = w.event_seq + on
+    elif isinstance(arrival, (Closed, Batch)):
+        n = Env(w.plan, w.job.numbers).number(arrival.n)
+        w.pick(on, spawning=n.astype(jnp.int32))
+    elif isinstance(arrival, Listed):
+        at = w.data.at[w.job.which]
+        w.pick(on, spawning=jnp.sum(at <= 0).astype(jnp.int32))
+        later = at[jnp.minimum(jnp.sum(at <= 0), at.shape[0] - 1)]
+        # all rows were scheduled before anything else: at one tick they come first, after the end of warm-up
+        w.pick(on, next_arrive=jnp.where(later > 0, later, FAR), arrive_key=1)
+    w.pick(on, started=True)
+
+
+def spawn(w: Lane) -> None:
+    """Start one session: its attributes, its tape row, its place at the end of the ready list."""
+    plan = w.plan
+    ready = w.idle & w.started & (w.spawning > 0) & (w.cur < 0)
+    row = (w.arrived - w.tape.base).astype(jnp.int32)
+    on_tape = (row >= 0) & (row < w.tape.gap.shape[0])
+    w.pick(ready & ~on_tape, stall=True)
+    on = ready & on_tape
+    w.fail(on & (w.free_n == 0), Fault.slots)
+    on = on & (w.free_n > 0)
+    row = jnp.clip(row, 0, w.tape.gap.shape[0] - 1)
+    slot = w.free[jnp.maximum(w.free_n - 1, 0)]
+    on, row, slot = w.fence(on, row, slot)
+    serial = w.arrived
+    draws = w.tape.draws[row]
+    script = w.tape.script[row]
+    if plan.listed:
+        script = serial.astype(jnp.int32)
+
+    attrs = Attributes(w, slot)
+    attrs.values = [jnp.float64(0.0) for _ in attrs.values]
+    attrs.set("serial", serial.astype(jnp.float64), on)
+    cursor = Draws(draws, 0)
+    env = Env(plan, w.job.numbers, attr=attrs.get, ctx={"Now": lambda: now_s(w)}, draw=cursor.take)
+    sites = Sites(w, where=0)
+    for op in plan.skeleton.init:
+        run_op(w, op, env, attrs, on, sites, slot, serial, jnp.int64(0))
+    sites.save(on, serial)
+    if isinstance(plan.skeleton.arrival, Listed):
+        preset = w.data.values[w.job.which, jnp.minimum(script, w.data.values.shape[1] - 1)]
+        for i, name in enumerate(plan.skeleton.arrival.attrs):
+            attrs.set(name, preset[i], on & ~jnp.isnan(preset[i]))
+    attrs.save(on)
+
+    w.put("pc", slot, plan.start, on)
+    w.put("serial", slot, serial, on)
+    w.put("turns", slot, 0, on)
+    w.put("draws", slot, draws, on)
+    w.put("draws_turn", slot, 1, on)
+    w.put("draws_own", slot, 0, on)
+    w.put("own", slot, 0, on)
+    w.put("script", slot, script, on)
+    w.put("open", slot, False, on)
+    if not plan.has_turn:
+        open_request(w, slot, on)
+    if w.has("entry"):
+        w.s["entry"] = store_column(w.entry, slot, -1, on)
+    if w.has("stuck"):
+        w.put("stuck", slot, False, on)
+        w.put("hopeless", slot, False, on)
+        w.s["preempted_pos"] = store_column(w.preempted_pos, slot, -1.0, on)
+    w.act(on, Action.arrive, serial, 0, 0)
+    w.make_ready(slot, on)
+    w.pick(on, free_n=w.free_n - 1, arrived=w.arrived + 1, live=w.live + 1, spawning=w.spawning - 1)
+
+
+def open_request(w: Lane, slot: Array, mask: Value) -> None:
+    """A request is sent now: the client starts to wait."""
+    mask = jnp.asarray(mask)
+    for name, value in (
+        ("open", True), ("sent", w.now), ("start_order", w.turn_seq), ("first", -1), ("confirmed", -1),
+        ("confirm_order", -1), ("last", -1), ("tokens", 0),
+    ):  # fmt: skip
+        w.put(name, slot, value, mask)
+    if w.has("decoded"):
+        w.put("decoded", slot, False, mask)
+        w.put("preempted", slot, False, mask)
+        w.put("last_stage", slot, -1, mask)
+    if w.has("admitted"):
+        w.put("admitted", slot, False, mask)
+    w.turn_seq = w.turn_seq + mask
+
+
+def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
+    """The server's part of a request is over: one row for the client's records."""
+    mask = mask & load(w.open, slot)
+    first = load(w.first, slot)
+    late = mask & (first >= 0) & (load(w.confirmed, slot) < 0) & (status == RequestStatus.finished)
+    w.put("confirmed", slot, w.now, late)
+    w.put("confirm_order", slot, w.order_seq, late)
+    order = w.order_seq + 1
+    w.order_seq = w.order_seq + jnp.where(mask, 2, 0)
+    values = {
+        "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "first": first,
+        "confirmed": load(w.confirmed, slot), "confirm_order": load(w.confirm_order, slot),
+        "last": load(w.last, slot), "tokens": load(w.tokens, slot), "responded": w.now,
+        "respond_order": order, "status": status, "start_order": load(w.start_order, slot),
+    }  # fmt: skip
+    row = jnp.stack([jnp.asarray(values[name]).astype(jnp.int64) for name in REQUEST_COLUMNS])
+    w.put("requests", w.requests_n, row, mask)
+    w.requests_n = w.requests_n + mask
+    w.put("open", slot, False, mask)
+
+
+class Sites:
+    """The observations of one pass: each `Observe` site has its own columns of one sample row."""
+
+    def __init__(self, w: Lane, where: int):
+        self.w, self.where = w, where
+        self.count = (w.samples.shape[1] - 3) // 2
+        self.turn: list[Value] = []
+        self.value: list[Value] = []
+
+    def add(self, turn: Value, value: Value, mask: Value) -> None:
+        kept = mask & self.w.warm
+        self.turn.append(jnp.where(kept, turn.astype(jnp.float64), -1.0))
+        self.value.append(jnp.where(kept, value, 0.0))
+
+    def save(self, mask: Array, serial: Array) -> None:
+        if not self.turn:
+            return
+        w = self.w
+        some = mask & jnp.any(jnp.stack(self.turn) >= 0)
+        pad = self.count - len(self.turn)
+        head = [jnp.float64(self.where), w.now.astype(jnp.float64), serial.astype(jnp.float64)]
+        turns = self.turn + [jnp.float64(-1.0)] * pad
+        values = self.value + [jnp.float64(0.0)] * pad
+        pairs = [x for pair in zip(turns, values) for x in pair]
+        w.put("samples", w.samples_n, jnp.stack([jnp.asarray(x, jnp.float64) for x in head + pairs]), some)
+        w.samples_n = w.samples_n + some
+
+
+# ---------------------------------------------------------------- ops
+
+
+def run_op(
+    w: Lane, op: Op, env: Env, attrs: Attributes, on: Array, sites: Sites, slot: Array, serial: Array, turns: Value
+) -> None:
+    """One op in zero time (all but `Turn` and `Respond`, which `Pass` does)."""
+    match op:
+        case Set(name, value):
+            attrs.set(name, evaluate(value, env, on), on)
+        case Observe(_, value):
+            turn = attrs.get("turn_no") if "turn_no" in w.plan.attr_index else turns
+            sites.add(jnp.asarray(turn), evaluate(value, env, on), on)
+        case Require(test, _):
+            place = w.plan.requires.index(op)
+            w.fail(on & (evaluate(test, env, on) == 0.0), Fault.require, slot, place)
+        case Drop(ref):
+            pool = w.plan.pool(ref)
+            if w.plan.caching[pool]:
+                index, size = own_entry(w, pool, slot)
+                gone = on & (index >= 0)
+                w.put("entry_size", index, 0.0, gone)
+                w.add("cached", pool, -size, gone)
+
+
+class Pass:
+    """One pass of the current session over all states."""
+
+    def __init__(self, w: Lane, on: Array):
+        self.w, self.plan = w, w.plan
+        self.slot = w.cur
+        self.entered = on
+        self.on = on
+        self.pc = load(w.pc, self.slot)
+        self.serial = load(w.serial, self.slot)
+        self.turns = load(w.turns, self.slot)
+        self.attrs = Attributes(w, self.slot)
+        self.sites = Sites(w, where=1)
+        row = load(w.draws, self.slot)
+        own_start = self.plan.init_draws + self.plan.turns_ahead * self.plan.turn_draws
+        self.own = load(w.own, self.slot)
+        self.own_left = self.plan.own_draws - (self.own - load(w.draws_own, self.slot))
+        self.own_draws = Draws(row, own_start + self.own - load(w.draws_own, self.slot))
+        self.own_before = self.own_draws.at
+        self.turn_row = self.turns - load(w.draws_turn, self.slot) + 1
+        self.row = row
+        self.stalled = jnp.bool_(False)
+        # how the pass ends: at most one of these per session
+        false, none = jnp.bool_(False), jnp.int32(-1)
+        self.blocked = false
+        self.again = false
+        self.leave = self.end = false
+        self.enter_scope = none
+        self.run_stage, self.run_mode, self.run_column = none, jnp.int32(0), none
+        self.run_work = jnp.float64(0.0)
+        self.grow_pool, self.grow_units = none, jnp.float64(0.0)
+        self.responded = false
+        self.stored: dict[object, Value] = {}
+        self.fence()
+
+    # -------------------------------------------------------- environment
+
+    def env(self) -> Env:
+        return Env(
+            self.plan,
+            self.w.job.numbers,
+            attr=self.attrs.get,
+            ctx={"Now": lambda: now_s(self.w)},
+            pool=pool_state(self.w, self.slot),
+            stage=stage_state(self.w),
+            draw=self.own_draws.take,
+        )
+
+    #: What a state may change, besides attributes.
+    REGISTERS = (
+        "on", "pc", "turns", "stalled", "blocked", "again", "leave", "end", "enter_scope", "run_stage", "run_mode",
+        "run_column", "run_work", "grow_pool", "grow_units", "responded", "own_left", "turn_row",
+    )  # fmt: skip
+
+    def fence(self) -> None:
+        """Store what the state has changed before the next one reads it (Lane.fence)."""
+        changed = [n for n in self.REGISTERS if getattr(self, n) is not self.stored.get(n)]
+        attrs = [i for i, v in enumerate(self.attrs.values) if v is not self.stored.get(i)]
+        draws = self.own_draws.at is not self.stored.get("draws")
+        values = [getattr(self, n) for n in changed] + [self.attrs.values[i] for i in attrs]
+        values += [self.own_draws.at] if draws else []
+        if not values:
+            return
+        fenced = list(self.w.fence(*values))
+        if draws:
+            self.own_draws.at = self.stored["draws"] = fenced.pop()
+        for name in changed:
+            value = fenced.pop(0)
+            setattr(self, name, value)
+            self.stored[name] = value
+        for i in attrs:
+            value = fenced.pop(0)
+            self.attrs.values[i] = self.stored[i] = value
+
+    # -------------------------------------------------------- states
+
+    def run(self) -> None:
+        for i, state in enumerate(self.plan.states):
+            here = self.on & (self.pc == i)
+            needs = self.plan.state_draws[i]
+            turn_ops = sum(isinstance(op, Turn) for op in state.ops)
+            if needs:
+                short = here & (self.own_left < needs)
+                self.stalled = self.stalled | short
+                here = here & ~short
+            if turn_ops and self.plan.turn_draws:
+                short = here & (self.turn_row + turn_ops > self.plan.turns_ahead)
+                self.stalled = self.stalled | short
+                here = here & ~short
+            if self.plan.respond_states[i]:
+                here = here & ~self.responded  # one request row a pass: the rest in the next turn
+            if needs or turn_ops or self.plan.respond_states[i]:
+                self.on = self.on & ((self.pc != i) | here)
+            before = self.own_draws.at
+            for op in state.ops:
+                if isinstance(op, Turn):
+                    self.turn(here)
+                elif isinstance(op, Respond):
+                    close_request(self.w, self.slot, RequestStatus.finished, here)
+                    self.responded = self.responded | here
+                else:
+                    run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
+            self.exit(i, state.exit, here)
+            self.own_left = self.own_left - (self.own_draws.at - before)
+            self.fence()
+
+    def turn(self, here: Array) -> None:
+        """The next turn: count it, take the scripted attributes, draw the workload's."""
+        w, plan = self.w, self.plan
+        self.turns = self.turns + here
+        self.attrs.set("turn_no", self.turns.astype(jnp.float64), here)
+        w.put("turns", self.slot, self.turns, here)
+        script = load(w.script, self.slot)
+        names: tuple[str, ...] = ()
+        if isinstance(plan.skeleton.arrival, Listed) and plan.skeleton.arrival.turn_attrs:
+            names = plan.skeleton.arrival.turn_attrs
+        if plan.skeleton.trace is not None:
+            names = plan.skeleton.trace.attrs
+        if names:
+            which = w.job.which
+            script = jnp.clip(script, 0, w.data.turn_start.shape[1] - 1)
+            count = w.data.turn_count[which, script]
+            at = w.data.turn_start[which, script] + self.turns - 1
+            row = w.data.turns[which, jnp.clip(at, 0, w.data.turns.shape[1] - 1)]
+            scripted = here & (self.turns <= count)
+            for i, name in enumerate(names):
+                self.attrs.set(name, row[i], scripted & ~jnp.isnan(row[i]))
+            self.attrs.set("more", (self.turns < count).astype(jnp.float64), here)
+        start = plan.init_draws + jnp.maximum(self.turn_row, 0) * plan.turn_draws
+        cursor = Draws(self.row, start)
+        env = Env(plan, w.job.numbers, attr=self.attrs.get, ctx={"Now": lambda: now_s(w)}, draw=cursor.take)
+        for op in plan.skeleton.turn:
+            run_op(w, op, env, self.attrs, here, self.sites, self.slot, self.serial, self.turns)
+        self.turn_row = self.turn_row + here
+        open_request(w, self.slot, here)
+        w.turns_done = w.turns_done + (here & w.warm)
+
+    def jump(self, i: int, name: str, mask: Array) -> None:
+        self.pc = jnp.where(mask, self.plan.state_index[name], self.pc)
+        if not self.plan.is_forward(i, name):
+            self.on = self.on & ~mask
+
+    def block(self, mask: Array) -> None:
+        """The session stops here until something wakes it."""
+        self.blocked = self.blocked | mask
+        self.on = self.on & ~mask
+
+    def exit(self, i: int, exit: object, here: Array) -> None:
+        w, plan = self.w, self.plan
+        match exit:
+            case Goto(then):
+                self.jump(i, then, here)
+            case Branch(test, then, orelse):
+                value = evaluate(test, self.env(), here)
+                w.fail(here & (value != 0.0) & (value != 1.0), Fault.guard, self.slot, i)
+                self.jump(i, then, here & (value == 1.0))
+                self.jump(i, orelse, here & (value != 1.0))
+            case Enter(name, _):
+                scope = plan.scope_index[name]
+                self.enter_scope = jnp.where(here, scope, self.enter_scope)
+                self.block(here)
+            case Run(stage, mode, work, then, grows, _):
+                self.run_on(i, plan.stage(stage), mode, work, grows, here)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+            case Grow(ref, units, then, _):
+                pool = plan.pool(ref)
+                value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
+                self.grow_pool = jnp.where(here, pool, self.grow_pool)
+                self.grow_units = jnp.where(here, value, self.grow_units)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
+            case Leave(then):
+                self.leave = self.leave | here
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
+            case End():
+                self.end = self.end | here
+                self.block(here)
+
+    def run_on(self, i: int, stage: int, mode: str, work: object, grows: object, here: Array) -> None:
+        """Enter a stage, or go to the end of the ready list when there is nothing to do."""
+        w, plan = self.w, self.plan
+        value = amount(w, evaluate(work, self.env(), here), here, Fault.bad_amount, self.slot, i)  # type: ignore[arg-type]
+        nothing = here & (value <= 0.0)
+        enters = here & (value > 0.0)
+        if mode == "Decode":
+            first = load(w.first, self.slot)
+            confirm = here & load(w.open, self.slot) & (first == w.now) & (load(w.confirmed, self.slot) < 0)
+            w.put("confirmed", self.slot, w.now, confirm)
+            w.put("confirm_order", self.slot, w.order_seq, confirm)
+            w.order_seq = w.order_seq + confirm
+        self.again = self.again | nothing
+        self.run_stage = jnp.where(enters, stage, self.run_stage)
+        self.run_work = jnp.where(enters, value, self.run_work)
+        self.run_mode = jnp.where(enters, 1 if mode == "Decode" else 0, self.run_mode)
+        if grows is not None and w.has("scope"):
+            pool = plan.pool(grows)  # type: ignore[arg-type]
+            column = jnp.asarray(plan.innermost)[load(w.scope, self.slot), pool]
+            w.fail(enters & (column < 0), Fault.no_hold, self.slot, pool)
+            self.run_column = jnp.where(enters, column, self.run_column)
+        self.block(here)
+
+    # -------------------------------------------------------- afterwards
+
+    def save(self) -> None:
+        """Write the session back and carry out how the pass ended."""
+        w, plan, slot = self.w, self.plan, self.slot
+        on = self.entered
+        self.attrs.save(on)
+        self.sites.save(on, self.serial)
+        w.put("pc", slot, self.pc, on)
+        w.put("own", slot, self.own + (self.own_draws.at - self.own_before), on)
+        w.pick(on & self.stalled, stall=True)
+        w.make_ready(slot, on & self.again)
+        w.pick(on & self.leave, unwind=slot, unwind_how=LEAVE)
+        w.pick(on & self.end, unwind=slot, unwind_how=END)
+        if w.has("join"):
+            w.pick(
+                on & (self.enter_scope >= 0), join=slot, join_scope=self.enter_scope, join_how=NEWCOMER
+            )
+        if w.has("grow"):
+            grows = on & (self.grow_pool >= 0)
+            column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(self.grow_pool, 0)]
+            w.fail(grows & (column < 0), Fault.no_hold, slot, self.grow_pool)
+            w.pick(
+                grows & (column >= 0),
+                grow=slot, grow_how=GROW, grow_pool=self.grow_pool, grow_column=column, grow_units=self.grow_units,
+            )  # fmt: skip
+        self.enter_stage(on & (self.run_stage >= 0))
+        w.pick(on & self.blocked, cur=-1)
+
+    def enter_stage(self, on: Array) -> None:
+        w, plan, slot = self.w, self.plan, self.slot
+        stage = self.run_stage
+        w.put("stage", slot, stage, on)
+        w.put("work", slot, self.run_work, on)
+        w.put("entered", slot, w.now, on)
+        w.add_at("number", stage, 1, on)
+
+        def on_kind(kind: type) -> Array:
+            return on & jnp.asarray([isinstance(s.kind, kind) for s in plan.skeleton.stages])[jnp.maximum(stage, 0)]
+
+        if plan.step_stages:
+            steps = on_kind(Step)
+            w.put("mode", slot, self.run_mode, steps)
+            w.put("column", slot, self.run_column, steps)
+            w.put("give_key", slot, -1, steps)
+            w.put("considered", slot, -1, steps)
+        if plan.has_timed:
+            timed = on_kind(Delay)
+            if plan.fifo_stages:
+                fifo = on_kind(Fifo)
+                servers = jnp.stack(
+                    [
+                        Env(plan, w.job.numbers).number(s.kind.servers) if isinstance(s.kind, Fifo) else jnp.float64(0)
+                        for s in plan.skeleton.stages
+                    ]
+                )
+                free = fifo & (w.busy[jnp.maximum(stage, 0)] < servers[jnp.maximum(stage, 0)])
+                w.add_at("busy", stage, 1, free)
+                w.put("line_key", slot, pack(w.job_seq, slot), fifo & ~free)
+                w.job_seq = w.job_seq + fifo
+                timed = timed | free
+                w.put("served", slot, w.now, timed)
+            w.put("wake", slot, w.now + to_ticks(w, self.run_work), timed)
+            w.put("wake_key", slot, schedule_key(w, slot, timed), timed)
+
+
+def run_current(w: Lane) -> None:
+    """Run the current session, or the first of the ready list, until it blocks."""
+    calm = w.idle & w.started & (w.spawning == 0)
+    may_pop = calm & (w.cur < 0) & (w.focus == SETTLE)
+    if w.has("run_ready"):
+        may_pop = may_pop | (calm & (w.cur < 0) & w.run_ready)
+    key = jnp.min(w.ready)
+    pop = may_pop & (key < FAR)
+    slot = (key & ((1 << SLOT_BITS) - 1)).astype(jnp.int32)
+    pop, slot, cur = w.fence(pop, slot, jnp.where(pop, slot, w.cur))
+    w.pick(pop, dirty=True)
+    w.cur = cur
+    w.put("ready", slot, FAR, pop)
+    (on,) = w.fence(calm & (w.cur >= 0))
+    one = Pass(w, on)
+    one.run()
+    one.save()

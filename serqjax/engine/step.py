@@ -1,0 +1,170 @@
+"""One loop turn: every phase once, each masked by what its instance is doing.
+
+    advance      if the instant is settled: the next event (arrival, wake-up, end of an iteration)
+    spawn        start one session
+    run          the first ready session, from its blocking point to the next
+    give back    close one scope of a session that leaves, ends or is preempted
+    join         put it into a line
+    settle       when nobody is ready: try every pool, then start iterations
+    plan         one give of an iteration, or its end
+    admit        one admission, wherever it was asked for
+    grow         one growth: room, a victim, or waiting
+    evict        one cache entry, if an ask lacks room;  allocate it if not
+
+Phases that most turns do not need are run only when some instance of the batch asks for them.
+
+**Source:** `design.md`, section 4; `measurements.md`, point 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from . import admission, clock, memory, planner, session
+from .access import FAR, AbstractLanes, when
+from .faults import Fault
+from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
+from .plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Static switches of a compiled loop.
+
+    - `check`: verify the ownership equation after every turn.
+    - `together`: all instances take each turn together (accelerators), instead of one after the other (CPU).
+    """
+
+    check: bool = False
+    together: bool = False
+
+
+def turn(
+    plan: Plan, config: Config, state: dict[str, Array], job: Job, data: Data, tape: Tape, go: Array,
+    lanes: AbstractLanes,
+) -> dict[str, Array]:
+    """The state of one instance after one loop turn (vmapped with the axis name `lanes`)."""
+
+    def lane(s: dict[str, Array]) -> Lane:
+        return Lane(s, plan, job, data, tape, go, lanes)
+
+    def phase(mask: Array, body: Any, s: dict[str, Array]) -> dict[str, Array]:
+        def run(inner: dict[str, Array]) -> dict[str, Array]:
+            w = lane(inner)
+            body(w)
+            return w.s
+
+        return when(lanes, mask, run, s)
+
+    w = lane(state)
+    s = phase(~w.started, session.begin, state)
+    w = lane(s)
+    clock.advance(w)
+    s = phase(w.spawning > 0, session.spawn, w.s)
+    w = lane(s)
+    session.run_current(w)
+    s = phase(w.unwind >= 0, memory.give_back, w.s)
+    if plan.has_holds:
+        s = phase(s["join"] >= 0, memory.join_line, s)
+    w = lane(s)
+    settle(w)
+    if not plan.has_holds:
+        if plan.step_stages:
+            s = phase(w.focus == STAGES, plan_without_pools, w.s)
+        return pause(plan, s if plan.step_stages else w.s)
+    s = phase((w.focus == STAGES) | (w.sweep < len(plan.skeleton.pools)), plan_and_admit, w.s)
+    if plan.has_growth:
+        s = phase(s["grow"] >= 0, admission.grow, s)
+    if plan.has_cache:
+        s = phase(s["ask"] >= 0, admission.evict, s)
+    s = phase(s["ask"] >= 0, admission.allocate, s)
+    if config.check:
+        w = lane(s)
+        check_ownership(w)
+        s = w.s
+    return pause(plan, s)
+
+
+def settle(w: Lane) -> None:
+    """When the ready list is empty: try all pools once more, or go on to the stages."""
+    busy = jnp.bool_(False)
+    quiet = w.idle & w.started & (w.focus == SETTLE) & (w.cur < 0) & (w.spawning == 0) & (jnp.min(w.ready) >= FAR)
+    again = quiet & w.dirty
+    for pool, spec in enumerate(w.plan.skeleton.pools if w.plan.has_holds else ()):
+        # with nobody in a line and no grower the sweep has nothing to try
+        if spec.admit_via is None:
+            busy = busy | (w.queued[pool] > 0)
+        if w.has("waits_n"):
+            busy = busy | (w.waits_n[pool] > 0)
+    again = again & busy
+    w.pick(quiet, dirty=False)
+    w.pick(again, sweep=0)
+    done = quiet & ~again
+    if w.plan.step_stages:
+        w.pick(done, focus=STAGES, cursor=0)
+        w.pick(w.run_ready & w.idle & (w.cur < 0) & (jnp.min(w.ready) >= FAR), run_ready=False)
+    else:
+        w.pick(done, focus=EVENT)
+
+
+def pause(plan: Plan, s: dict[str, Array]) -> dict[str, Array]:
+    """Hold the instance until its buffers are drained, if the next turn might not fit into them."""
+    slots = s["pc"].shape[0]
+    full = (s["samples_n"] + 2 > s["samples"].shape[0]) | (s["requests_n"] + 2 > s["requests"].shape[0])
+    if "gaps" in s:
+        full = full | (s["gaps_n"] + slots > s["gaps"].shape[0])
+    if "actions" in s:
+        full = full | (s["actions_n"] + action_margin(plan, slots) > s["actions"].shape[0])
+    return s | {"stall": s["stall"] | (full & (s["verdict"] < 0))}
+
+
+def action_margin(plan: Plan, slots: int) -> int:
+    """Action rows that one turn can write at most."""
+    return 2 * slots + 4 * len(plan.skeleton.pools) + 16
+
+
+def plan_without_pools(w: Lane) -> None:
+    """The plan of stages in a program without holds: nobody can be admitted."""
+    planner.start_plan(w)
+    planner.finish_plan(w, planner.give_next(w))
+
+
+def plan_and_admit(w: Lane) -> None:
+    """One step of the sweep or of a plan; both may ask for one admission."""
+    asks, pool = admission.try_sweep(w)
+    left, stage = jnp.float64(0.0), jnp.int32(-1)
+    if w.plan.step_stages:
+        planner.start_plan(w)
+        spent = planner.give_next(w)
+        newcomer, line = planner.newcomer(w, spent)
+        pool = jnp.where(newcomer, line, pool)
+        left, stage = w.left, jnp.where(newcomer, w.cursor, -1)
+        refused = admission.admit(w, asks | newcomer, pool, left, stage)
+        w.pick(refused & asks, sweep=pool + 1)
+        planner.finish_plan(w, spent & (~newcomer | refused))
+    else:
+        refused = admission.admit(w, asks, pool, left, stage)
+        w.pick(refused, sweep=pool + 1)
+
+
+def check_ownership(w: Lane) -> None:
+    """allocated + cached + free = cap, with the tables as witnesses."""
+    n = len(w.plan.skeleton.pools)
+    for pool in range(n):
+        held = jnp.float64(0.0)
+        for depth in range(w.plan.depth):
+            held = held + jnp.sum(w.alloc[w.plan.column(depth, pool)])
+        ok = jnp.abs(held - w.used[pool]) <= 1e-9
+        if w.plan.caching[pool]:
+            kept = jnp.sum(jnp.where(w.entry_pool == pool, w.entry_size, 0.0))
+            ok = ok & (jnp.abs(kept - w.cached[pool]) <= 1e-9)
+        if w.plan.finite[pool]:
+            from .views import cap
+
+            cached = w.cached[pool] if w.plan.caching[pool] else 0.0
+            ok = ok & (w.used[pool] + cached <= cap(w, pool) + 1e-9) & (w.used[pool] >= -1e-9)
+        w.fail(~ok, Fault.ownership, -1, pool)

@@ -1,0 +1,78 @@
+"""Programs as arrays: numbers, session data and sizes, from host objects.
+
+**Source:** `design.md`, section 3 (leaves), section 4 (Tables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..ir.program import Batch, Closed, Listed, Program
+from ..ir.structure import number
+from .access import FAR
+from .lane import Data
+
+
+def ticks(seconds: float | None, tick_s: float) -> int:
+    """Seconds as ticks, half to even; None and infinity lie beyond everything."""
+    if seconds is None or seconds == float("inf"):
+        return FAR
+    return round(seconds / tick_s)
+
+
+def _padded(n: int) -> int:
+    """Sizes of data grow in steps, so that traces of nearly equal length share a compiled loop."""
+    size = 1
+    while size < n:
+        size *= 2
+    return size
+
+
+def session_data(programs: Sequence[Program]) -> Data:
+    """Listed sessions and traces of structurally equal programs, padded to common sizes, as numpy arrays."""
+    n = len(programs)
+    at_rows, value_rows, scripts = [], [], []
+    for program in programs:
+        arrival = program.arrival
+        listed = isinstance(arrival, Listed)
+        at_rows.append([ticks(t, program.tick_s) for t in arrival.at] if listed else [])
+        value_rows.append(list(arrival.values) if listed else [])
+        if program.trace is not None:
+            scripts.append(program.trace.turns)
+        else:
+            scripts.append(arrival.turns if listed else ())
+    sessions = _padded(max([1, *(len(r) for r in at_rows)]))
+    n_scripts = _padded(max([1, *(len(s) for s in scripts)]))
+    rows = _padded(max([1, *(sum(len(t) for t in s) for s in scripts)]))
+    n_values = max([0, *(len(v) for r in value_rows for v in r)])
+    n_turn = max([0, *(len(row) for s in scripts for t in s for row in t)])
+    at = np.full((n, sessions), FAR, np.int64)
+    values = np.full((n, sessions, n_values), np.nan)
+    turns = np.full((n, rows, n_turn), np.nan)
+    start = np.zeros((n, n_scripts), np.int64)
+    count = np.zeros((n, n_scripts), np.int64)
+    for i in range(n):
+        at[i, : len(at_rows[i])] = at_rows[i]
+        if n_values and value_rows[i]:
+            values[i, : len(value_rows[i])] = np.asarray(
+                [[np.nan if v is None else v for v in row] for row in value_rows[i]], np.float64
+            )
+        here = 0
+        for j, script in enumerate(scripts[i]):
+            start[i, j], count[i, j] = here, len(script)
+            for row in script:
+                turns[i, here] = [np.nan if v is None else v for v in row]
+                here += 1
+    return Data(at=at, values=values, turns=turns, turn_start=start, turn_count=count)  # type: ignore[arg-type]
+
+
+def first_sessions(program: Program) -> int:
+    """Sessions that are live at time 0 at the least."""
+    arrival = program.arrival
+    if isinstance(arrival, (Closed, Batch)):
+        return int(number(program, arrival.n) or 0)
+    if isinstance(arrival, Listed):
+        return sum(t <= 0 for t in arrival.at)
+    return 0

@@ -1,0 +1,207 @@
+"""What expressions can see: environments of the positions, over the state of one instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ..ir.expr import Inf
+from ..ir.program import Fifo, Step
+from ..tape.rounding import product
+from .access import load
+from .expr import Env, evaluate
+from .lane import Lane
+
+Value = Any
+
+
+def cap(w: Lane, pool: int) -> Value:
+    """Capacity of a pool, units."""
+    return Env(w.plan, w.job.numbers).number(w.plan.skeleton.pools[pool].cap)
+
+
+def round_up(w: Lane, pool: int, units: Value) -> Value:
+    """Units rounded up to whole blocks of the pool."""
+    block = w.plan.skeleton.pools[pool].block
+    if block is None:
+        return units
+    size = Env(w.plan, w.job.numbers).number(block)
+    return jnp.ceil(units / size) * size
+
+
+def round_down(w: Lane, pool: int, units: Value) -> Value:
+    block = w.plan.skeleton.pools[pool].block
+    if block is None:
+        return units
+    size = Env(w.plan, w.job.numbers).number(block)
+    return jnp.floor(units / size) * size
+
+
+def seconds(w: Lane, ticks: Value) -> Value:
+    """Ticks in seconds, rounded before anything is subtracted from it."""
+    span = ticks.astype(jnp.float64)
+    return product(span, jnp.full_like(span, w.plan.skeleton.tick_s))
+
+
+def now_s(w: Lane) -> Value:
+    return seconds(w, w.now)
+
+
+def to_ticks(w: Lane, seconds: Value) -> Value:
+    """Seconds as ticks, half to even; infinite and huge spans end beyond every horizon."""
+    ticks = jnp.rint(seconds / w.plan.skeleton.tick_s)
+    return jnp.where(ticks < 2.0**60, ticks, 2.0**60).astype(jnp.int64)
+
+
+def own_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
+    """Index and size of a session's cache entry in a pool; -1 and 0 if it has none. `slot` may be a vector."""
+    index = w.entry[pool, jnp.maximum(slot, 0)]
+    at = jnp.maximum(index, 0)
+    mine = (
+        (index >= 0)
+        & (slot >= 0)
+        & (w.entry_owner[at] == w.serial[jnp.maximum(slot, 0)])
+        & (w.entry_pool[at] == pool)
+        & (w.entry_size[at] > 0)
+    )
+    return jnp.where(mine, index, -1), jnp.where(mine, w.entry_size[at], 0.0)
+
+
+def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
+    """`Used`, `Free`, ... of pools, `CachedIn` and `Allocated` for the session(s) `slot`."""
+
+    def read(fun: str, pool: int) -> Value:
+        match fun:
+            case "Used":
+                return w.used[pool]
+            case "Free":
+                return cap(w, pool) - w.used[pool]
+            case "Holders":
+                return w.holders[pool].astype(jnp.float64)
+            case "Queued":
+                return w.queued[pool].astype(jnp.float64)
+            case "CachedIn":
+                assert slot is not None
+                if not w.plan.caching[pool]:
+                    return jnp.float64(0.0)
+                return own_entry(w, pool, slot)[1]
+            case "Allocated":
+                assert slot is not None
+                rows = [w.alloc[w.plan.column(d, pool), jnp.maximum(slot, 0)] for d in range(w.plan.depth)]
+                return sum(rows[1:], rows[0])
+        raise TypeError(fun)
+
+    return read
+
+
+def stage_state(w: Lane, budget_left: Callable[[int], Value] | None = None) -> Callable[[str, int], Value]:
+    """`Queue`, `Busy`, `Work`, `BudgetLeft` of stages."""
+
+    def read(fun: str, stage: int) -> Value:
+        kind = w.plan.skeleton.stages[stage].kind
+        match fun:
+            case "Queue":
+                return w.number[stage].astype(jnp.float64)
+            case "Busy":
+                if isinstance(kind, Fifo):
+                    return w.busy[stage].astype(jnp.float64)
+                if isinstance(kind, Step):
+                    return w.stage_listed[stage].astype(jnp.float64)
+                return w.number[stage].astype(jnp.float64)
+            case "Work":
+                here = w.stage == stage
+                if isinstance(kind, Step):
+                    return jnp.sum(jnp.where(here, w.work, 0.0))
+                started = here & (w.wake < (1 << 61))
+                rest = seconds(w, w.wake - w.now)
+                return jnp.sum(jnp.where(started, rest, jnp.where(here, w.work, 0.0)))
+            case "BudgetLeft":
+                if budget_left is None:
+                    return open_budget(w, stage)
+                return budget_left(stage)
+        raise TypeError(fun)
+
+    return read
+
+
+def memory_held(w: Lane, pool: int) -> Value:
+    """Units of a pool in all open holds of each session, `[slots]`."""
+    total = w.alloc[pool]
+    for depth in range(1, w.plan.depth):
+        total = total + w.alloc[w.plan.column(depth, pool)]
+    return total
+
+
+def residents_ctx(w: Lane, stage: int) -> dict[str, Callable[[], Value]]:
+    """`Nres`, `Ndec`, `Kvb`, `Kvp` over the residents of a step stage, and `Now`."""
+    here = w.stage == stage
+    memory = w.plan.stages[stage].memory
+
+    def units(mask: Value) -> Value:
+        return jnp.float64(0.0) if memory < 0 else jnp.sum(jnp.where(mask, memory_held(w, memory), 0.0))
+
+    return {
+        "Now": lambda: now_s(w),
+        "Nres": lambda: w.number[stage].astype(jnp.float64),
+        "Ndec": lambda: jnp.sum(here & (w.mode == 1)).astype(jnp.float64),
+        "Kvb": lambda: units(here & (w.mode == 1)),
+        "Kvp": lambda: units(here & (w.mode == 0)),
+    }
+
+
+def budget_and_chunk(w: Lane, stage: int) -> tuple[Value, Value]:
+    """Budget and chunk of a step stage now (tokens; chunk 0: no cap)."""
+    kind = w.plan.skeleton.stages[stage].kind
+    assert isinstance(kind, Step)
+    env = Env(
+        w.plan, w.job.numbers, ctx=residents_ctx(w, stage), pool=pool_state(w, None), stage=stage_state(w)
+    )
+    chunk = jnp.float64(0.0) if kind.chunk is None else evaluate(kind.chunk, env)
+    return jnp.asarray(evaluate(kind.budget, env)), jnp.asarray(chunk)
+
+
+def open_budget(w: Lane, stage: int) -> Value:
+    """`BudgetLeft` outside admissions: what the residents' wants leave of the budget."""
+    budget, chunk = budget_and_chunk(w, stage)
+    prefill = jnp.where(chunk > 0, jnp.minimum(w.work, chunk), w.work)
+    wants = jnp.where(w.mode == 1, jnp.minimum(w.work, 1.0), prefill)
+    return jnp.maximum(0.0, budget - jnp.sum(jnp.where(w.stage == stage, wants, 0.0)))
+
+
+class Attributes:
+    """A session's attribute vector as scalars, loaded in one row access and stored in another."""
+
+    def __init__(self, w: Lane, slot: Array):
+        self.w, self.slot = w, slot
+        row = load(w.attr, slot)
+        self.values: list[Value] = [row[i] for i in range(row.shape[0])]
+
+    def get(self, name: str) -> Value:
+        return self.values[self.w.plan.attr_index[name]]
+
+    def set(self, name: str, value: Value, mask: Value) -> None:
+        """Set an attribute where `mask`; nothing if the program does not declare it."""
+        index = self.w.plan.attr_index.get(name)
+        if index is not None:
+            self.values[index] = jnp.where(mask, value, self.values[index])
+
+    def save(self, mask: Value) -> None:
+        self.w.put("attr", self.slot, jnp.stack([jnp.asarray(v, jnp.float64) for v in self.values]), mask)
+
+
+def columns(w: Lane) -> Callable[[str], Value]:
+    """An attribute of every session, `[slots]`."""
+    return lambda name: w.attr[:, w.plan.attr_index[name]]
+
+
+def amount(w: Lane, value: Value, mask: Value, fault: int, slot: Value, place: int) -> Value:
+    """An amount of units, tokens or seconds: below -1e-9 or NaN is an error, tiny negatives become 0."""
+    w.fail(mask & ~(value >= -1e-9), fault, slot, place)
+    return jnp.maximum(value, 0.0)
+
+
+def is_infinite(pool: Any) -> bool:
+    return isinstance(pool.cap, Inf)

@@ -1,0 +1,49 @@
+"""Settings of XLA that the engine asks for, before the first compilation of the process.
+
+On a CPU the loop of one instance is a few thousand tiny operations a turn; run one by one each costs a
+call. XLA can compile a `while` loop that it thinks small as one function, and how large is small is
+an option of its CPU back end. Raising it made a turn of an M/M/1 60 times cheaper and halved the compile time
+(`experiments/bench/notes.md`). Results do not depend on it.
+
+The option can be given only through the environment and only before XLA reads its flags for the first time. A
+process that has used JAX before keeps its own settings: the engine runs, more slowly, and says so once.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import jax
+
+OPTION = "xla_cpu_small_while_loop_byte_threshold"
+_FLAG = f"--xla_backend_extra_options={OPTION}={1 << 40}"
+_state = {"asked": False}
+
+
+def prepare() -> None:
+    """Ask for the option once; the environment is left as it was."""
+    if _state["asked"]:
+        return
+    _state["asked"] = True
+    before = os.environ.get("XLA_FLAGS")
+    if before is not None and "xla_backend_extra_options" in before:
+        return
+    from jax._src import xla_bridge
+
+    if xla_bridge.backends_are_initialized():
+        if jax.default_backend() == "cpu":
+            warnings.warn(
+                "JAX was used before serqjax in this process, so the engine's XLA option could not be set and runs are "
+                f"many times slower: start the process with XLA_FLAGS={_FLAG}, or call serqjax first",
+                stacklevel=4,
+            )
+        return
+    os.environ["XLA_FLAGS"] = _FLAG if before is None else f"{before} {_FLAG}"
+    try:
+        jax.block_until_ready(jax.jit(lambda x: x + 1)(0))  # XLA reads its flags here
+    finally:
+        if before is None:
+            del os.environ["XLA_FLAGS"]
+        else:
+            os.environ["XLA_FLAGS"] = before

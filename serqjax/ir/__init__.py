@@ -1,0 +1,71 @@
+"""The program as data: expressions, the automaton form, JSON, structure and numbers.
+
+Use it as `from serqjax import ir` and write `ir.State(...)`, `ir.Num(3.0)`. Modules: `expr`
+(expressions), `program` (the parts of a program), `codec` (JSON in and out), `structure` (walks).
+"""
+
+from . import expr as expr
+from . import program as program
+from .codec import from_json as from_json
+from .codec import to_json as to_json
+from .expr import Amount as Amount
+from .expr import Attr as Attr
+from .expr import Binary as Binary
+from .expr import Call as Call
+from .expr import Cond as Cond
+from .expr import Ctx as Ctx
+from .expr import Expr as Expr
+from .expr import Inf as Inf
+from .expr import Member as Member
+from .expr import Num as Num
+from .expr import Number as Number
+from .expr import Param as Param
+from .expr import PoolState as PoolState
+from .expr import Price as Price
+from .expr import Resource as Resource
+from .expr import Sample as Sample
+from .expr import StageState as StageState
+from .expr import Unary as Unary
+from .program import EVICT_LRU as EVICT_LRU
+from .program import FORMAT_VERSION as FORMAT_VERSION
+from .program import QUEUE_FIFO as QUEUE_FIFO
+from .program import SERVE_ADMITTED as SERVE_ADMITTED
+from .program import Arrival as Arrival
+from .program import Attribute as Attribute
+from .program import Batch as Batch
+from .program import Branch as Branch
+from .program import Closed as Closed
+from .program import Deadline as Deadline
+from .program import Delay as Delay
+from .program import Drop as Drop
+from .program import End as End
+from .program import Enter as Enter
+from .program import Exit as Exit
+from .program import Fifo as Fifo
+from .program import Goto as Goto
+from .program import Grow as Grow
+from .program import Leave as Leave
+from .program import Let as Let
+from .program import Listed as Listed
+from .program import NoArrival as NoArrival
+from .program import Observe as Observe
+from .program import Op as Op
+from .program import Order as Order
+from .program import Parameter as Parameter
+from .program import Poisson as Poisson
+from .program import Pool as Pool
+from .program import Preempt as Preempt
+from .program import ProcessorSharing as ProcessorSharing
+from .program import Program as Program
+from .program import Renewal as Renewal
+from .program import Require as Require
+from .program import Respond as Respond
+from .program import Run as Run
+from .program import Scope as Scope
+from .program import Set as Set
+from .program import Stage as Stage
+from .program import State as State
+from .program import Step as Step
+from .program import Take as Take
+from .program import Trace as Trace
+from .program import Turn as Turn

@@ -1,0 +1,24 @@
+"""Floating-point products that no compiler may contract into a fused multiply-add.
+
+XLA's CPU back end contracts `a * b + c` into one rounding where the machine has FMA: a quarter of all
+results then differ by an ulp from the same line in Python or in the reference. `optimization_barrier`,
+`reduce_precision` and a bit cast do not stop it (they are gone before the instruction is selected);
+a select between the product and the sum does.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float64
+
+
+def product(a: Float64[Array, " *shape"], b: Float64[Array, " *shape"]) -> Float64[Array, " *shape"]:
+    """`a * b`, rounded to float64 before anything is added to it.
+
+    **Arguments:** `a`, `b`: float64, any equal shapes.
+
+    **Returns:** the product; NaN and infinities as IEEE 754 has them.
+    """
+    p = a * b
+    # Where the product is NaN a factor is NaN or infinite, and x - x is NaN for both.
+    return jnp.where(p == p, p, (a - a) + (b - b))

@@ -1,0 +1,397 @@
+"""Ready-made workloads: multi-turn `sessions`, single `requests`, and recorded ones (`from_trace`).
+
+Numbers of tokens are a number or a distribution (`uniform`, `exponential`, ...); drawn values are rounded up to whole
+tokens, at least 1. Every number is a parameter under the name of its argument (`input_len`; of a
+distribution: `input_len.mean`, ...).
+
+**Source:** `vllm bench serve` (names of `requests`); `design.md`, section 8 (defaults of `sessions`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from .builder import AbstractDeployment, AbstractWorkload, Builder, Sessions
+from .errors import ProgramError
+from .ir.expr import Param
+from .ir.program import (
+    Batch,
+    Branch,
+    Closed,
+    Delay,
+    End,
+    Enter,
+    Goto,
+    Leave,
+    Listed,
+    Poisson,
+    Renewal,
+    Respond,
+    Run,
+    Trace,
+    Turn,
+)
+from .traces import Request, TraceFile
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """A distribution of the language with its arguments by name."""
+
+    kind: str
+    args: tuple[tuple[str, float], ...]
+
+    def __post_init__(self) -> None:
+        for name, value in self.args:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+                raise ProgramError.at(name, f"{value!r} is not allowed", "give a finite number, 0 or more")
+
+    def text(self, b: Builder, name: str, unit: str) -> str:
+        """The draw as text; its numbers are parameters `name.ARG` (a constant: `name`)."""
+        if self.kind == "Det":
+            return b.param(name, self.args[0][1], unit).name
+        pure = {"k": "", "cv2": ""}
+        names = [b.param(f"{name}.{arg}", value, pure.get(arg, unit)).name for arg, value in self.args]
+        return f"~{self.kind}({', '.join(names)})"
+
+
+def constant(value: float) -> Distribution:
+    """Always `value`."""
+    return Distribution("Det", (("value", value),))
+
+
+def uniform(low: float, high: float) -> Distribution:
+    """Between `low` and `high`."""
+    return Distribution("Uniform", (("low", low), ("high", high)))
+
+
+def exponential(mean: float) -> Distribution:
+    return Distribution("Exp", (("mean", mean),))
+
+
+def erlang(k: int, mean: float) -> Distribution:
+    """Sum of `k` exponentials, `mean` in all."""
+    return Distribution("Erlang", (("k", k), ("mean", mean)))
+
+
+def hyperexponential(mean: float, cv2: float) -> Distribution:
+    """Two exponentials with balanced means; `cv2` is the squared coefficient of variation, 1 or more."""
+    return Distribution("H2", (("mean", mean), ("cv2", cv2)))
+
+
+#: A number or a distribution.
+Amount = float | Distribution
+
+
+def _distribution(name: str, value: Amount, least: float = 0.0) -> Distribution:
+    if isinstance(value, Distribution):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
+        raise ProgramError.at(name, f"{value!r} is not allowed",
+                              f"give a number of at least {least:g}, or a distribution such as exponential(500)")
+    return constant(value)
+
+
+def _amount_tok(name: str, value: Amount, least: int) -> None:
+    """A constant number of tokens is whole; draws are rounded up."""
+    made = _distribution(name, value, least)
+    if made.kind == "Det":
+        _whole(name, made.args[0][1], least)
+
+
+def _tokens(b: Builder, name: str, value: Distribution) -> str:
+    text = value.text(b, name, "tokens")
+    return text if value.kind == "Det" else f"Max(1, Ceil({text}))"
+
+
+def _whole(name: str, value: float | None, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != math.floor(value) or value < least:
+        raise ProgramError.at(name, f"{value!r} is not allowed", f"give a whole number of at least {least}")
+
+
+def _positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ProgramError.at(name, f"{value!r} is not allowed", "give a finite number above 0")
+
+
+# ---------------------------------------------------------------- multi-turn sessions
+
+
+def conversation(b: Builder, deployment: AbstractDeployment, more: str, think: str, new: str = "new",
+                 output: str = "out") -> str:
+    """States of a session that takes turns; the prompt of a turn is all of the conversation and `new` tokens.
+
+    **Arguments:** `more`: expression, another turn follows. `think`: expression, seconds before it. `new`,
+    `output`: attributes that each turn sets.
+    **Returns:** the start state.
+    """
+    b.attr("context")
+    b.attr("prompt")
+    b.stage("think", Delay())
+    served = deployment.serve(b, input="prompt", output=output, then="answered")
+    b.state("turn", Turn(), b.set("prompt", f"context + {new}"), exit=Goto(served.entry))
+    b.state("answered", Respond(), b.set("context", f"prompt + {served.output}"),
+            exit=Branch(b(more), "thinking", "leaving"))
+    b.state("thinking", exit=Run("think", "Plain", b(think), "turn"))
+    b.state("leaving", exit=End())
+    return "turn"
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiTurn(AbstractWorkload):
+    """See `sessions`."""
+
+    session_rate: float
+    turns: int | None
+    continue_probability: float
+    first_prompt: Amount
+    new_prompt: Amount
+    output_len: Amount
+    think_s: Amount
+    context_limit: int | None
+    num_sessions: int | None
+    horizon_s: float | None
+    warmup_s: float | None
+
+    def __post_init__(self) -> None:
+        _positive("session_rate", self.session_rate)
+        _whole("turns", self.turns, 1)
+        _whole("context_limit", self.context_limit, 1)
+        _whole("num_sessions", self.num_sessions, 1)
+        if not 0.0 <= self.continue_probability <= 1.0:
+            raise ProgramError.at("continue_probability", f"{self.continue_probability!r} is not allowed",
+                                  "give a probability, 0 to 1")
+        if self.turns is None and self.continue_probability == 1.0 and self.context_limit is None:
+            raise ProgramError.at("continue_probability", "1 lets no session end",
+                                  "give less than 1, `turns` or `context_limit`")
+        for name, least in (("first_prompt", 1), ("new_prompt", 0), ("output_len", 1)):
+            _amount_tok(name, getattr(self, name), least)
+        _distribution("think_s", self.think_s)
+
+    def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
+        b.attr("new")
+        b.attr("out", hidden=True)
+        b.attr("context")
+        b.param("session_rate", self.session_rate, "sessions/s")
+        first = _tokens(b, "first_prompt", _distribution("first_prompt", self.first_prompt))
+        new = _tokens(b, "new_prompt", _distribution("new_prompt", self.new_prompt))
+        turn = [b.set("new", f"{first} if context == 0 else {new}"),
+                b.set("out", _tokens(b, "output_len", _distribution("output_len", self.output_len)))]
+        if self.turns is None:
+            b.attr("again")
+            b.param("continue_probability", self.continue_probability)
+            more = "~Bernoulli(continue_probability)"
+        else:
+            b.attr("turn_no")
+            b.attr("again")
+            b.param("turns", self.turns)
+            more = "turn_no < turns"
+        if self.context_limit is not None:
+            b.param("context_limit", self.context_limit, "tokens")
+            more += " and context + new + out < context_limit"
+        turn.append(b.set("again", more))
+        think = _distribution("think_s", self.think_s).text(b, "think_s", "s")
+        start = conversation(b, deployment, "again", think)
+        horizon_s, warmup_s = self.horizon_s, self.warmup_s
+        if horizon_s is None and self.num_sessions is None:
+            horizon_s = 3000.0
+        if warmup_s is None:
+            warmup_s = 300.0 if self.num_sessions is None else 0.0
+        return Sessions(start, Poisson(Param("session_rate")), turn=tuple(turn), arrivals=self.num_sessions,
+                        horizon_s=horizon_s, warmup_s=warmup_s)
+
+
+def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_probability: float = 0.9,
+             first_prompt: Amount = Distribution("Uniform", (("low", 1000.0), ("high", 3000.0))),
+             new_prompt: Amount = Distribution("Exp", (("mean", 500.0),)),
+             output_len: Amount = Distribution("Exp", (("mean", 200.0),)),
+             think_s: Amount = Distribution("Exp", (("mean", 3.0),)), context_limit: int | None = None,
+             num_sessions: int | None = None, horizon_s: float | None = None,
+             warmup_s: float | None = None) -> MultiTurn:
+    """Conversations: each turn sends everything said so far and a new prompt, then thinks.
+
+    **Arguments:**
+    - `session_rate`: new sessions per second (Poisson).
+    - `turns`: turns of every session; None: after each turn another follows with `continue_probability`.
+    - `first_prompt`, `new_prompt`, `output_len`: tokens; a number or a distribution. `think_s`: seconds.
+    - `context_limit`: no turn follows once prompt and answer reach so many tokens (None: no limit).
+    - `num_sessions`: exactly so many, then drain; None: without end.
+    - `horizon_s`, `warmup_s`: seconds of a run, and those not measured; without them 3000 and 300, or with
+      `num_sessions` until all are served and 0.
+
+    **Raises:** `ProgramError` that names the argument.
+    """
+    return MultiTurn(session_rate, turns, continue_probability, first_prompt, new_prompt, output_len, think_s,
+                     context_limit, num_sessions, horizon_s, warmup_s)
+
+
+# ---------------------------------------------------------------- single requests
+
+
+@dataclasses.dataclass(frozen=True)
+class Requests(AbstractWorkload):
+    """See `requests`."""
+
+    request_rate: float
+    burstiness: float
+    max_concurrency: int | None
+    num_prompts: int | None
+    input_len: Amount
+    output_len: Amount
+    horizon_s: float | None
+    warmup_s: float
+
+    def __post_init__(self) -> None:
+        if self.request_rate != math.inf:
+            _positive("request_rate", self.request_rate)
+        _whole("max_concurrency", self.max_concurrency, 1)
+        _whole("num_prompts", self.num_prompts, 1)
+        for name in ("input_len", "output_len"):
+            _amount_tok(name, getattr(self, name), 1)
+        if self.burstiness != 1.0:
+            if not isinstance(self.burstiness, (int, float)) or not math.isfinite(self.burstiness) \
+                    or self.burstiness <= 0:
+                raise ProgramError.at("burstiness", f"{self.burstiness!r} is not allowed", "give a number above 0")
+            if self.burstiness != int(self.burstiness):
+                raise ProgramError.at(
+                    "burstiness", f"{self.burstiness!r} needs gamma distributed gaps of a fractional shape, which the "
+                    "language has not", "use a whole number (1: Poisson; k: the sum of k exponentials)")
+        if self.num_prompts is None and self.request_rate == math.inf and self.max_concurrency is None:
+            raise ProgramError.at("num_prompts", "without it, `request_rate` inf sends requests without end",
+                                  "give num_prompts, request_rate or max_concurrency")
+
+    def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
+        b.attr("prompt")
+        b.attr("out", hidden=True)
+        turn = tuple(
+            b.set(attr, _tokens(b, name, _distribution(name, getattr(self, name))))
+            for attr, name in (("prompt", "input_len"), ("out", "output_len"))
+        )
+        count, closed = self.num_prompts, False
+        if self.request_rate == math.inf:
+            # without an end, each of the clients sends its next request when the last is answered
+            closed = count is None or (self.max_concurrency is not None and self.max_concurrency >= count)
+            many = count if count is not None else self.max_concurrency
+            name = "num_prompts" if count is not None else "max_concurrency"
+            b.param(name, float(many or 0), "requests")
+            arrival = Batch(Param(name)) if count is not None else Closed(Param(name))
+            count = None
+        else:
+            rate = b.param("request_rate", self.request_rate, "requests/s")
+            if self.burstiness == 1.0:
+                arrival = Poisson(rate)
+            else:
+                b.param("burstiness", self.burstiness)
+                arrival = Renewal(b("~Erlang(burstiness, 1 / request_rate)"))
+        horizon_s, warmup_s = self.horizon_s, self.warmup_s
+        if self.max_concurrency is None or closed:
+            served = deployment.serve(b, input="prompt", output="out", then="answered")
+            b.state("turn", Turn(), exit=Goto(served.entry))
+            b.state("answered", Respond(), exit=End())
+            start = "turn"
+        else:
+            # the client's semaphore: a request is sent when one of `max_concurrency` clients is free
+            b.param("max_concurrency", self.max_concurrency, "requests")
+            b.pool("clients", cap=Param("max_concurrency"))
+            served = deployment.serve(b, input="prompt", output="out", then="answered", parent="client")
+            b.scope("client", b.take("clients", 1), reentry="turn")
+            b.state("turn", Turn(), exit=Goto(served.entry), scope="client")
+            b.state("answered", Respond(), exit=Leave("leaving"), scope="client")
+            b.state("leaving", exit=End())
+            b.state("arrived", exit=Enter("client"))
+            start = "arrived"
+        return Sessions(start, arrival, turn=turn, arrivals=count, horizon_s=horizon_s, warmup_s=warmup_s)
+
+
+def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_concurrency: int | None = None,
+             num_prompts: int | None = 1000, input_len: Amount = 1024, output_len: Amount = 128,
+             horizon_s: float | None = None, warmup_s: float = 0.0) -> Requests:
+    """Single requests, with the names and defaults of `vllm bench serve` (random dataset).
+
+    **Arguments:**
+    - `request_rate`: requests per second; inf: all at time 0.
+    - `burstiness`: shape of the gamma distributed gaps; 1: Poisson, whole numbers k: Erlang; others are refused.
+    - `max_concurrency`: requests in the system at most; those beyond wait at the client, and their latency
+      starts when they are sent.
+    - `num_prompts`: requests in all; None: without end (give `horizon_s`).
+    - `input_len`, `output_len`: tokens; a number or a distribution.
+    - `horizon_s`, `warmup_s`: seconds of a run, and those not measured.
+
+    **Raises:** `ProgramError` that names the argument.
+    """
+    return Requests(request_rate, burstiness, max_concurrency, num_prompts, input_len, output_len, horizon_s, warmup_s)
+
+
+# ---------------------------------------------------------------- recorded requests
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay(AbstractWorkload):
+    """See `from_trace`."""
+
+    rows: tuple[Request, ...]
+    sessions: tuple[tuple[tuple[float, ...], ...], ...]
+    session_rate: float | None
+    ordered: bool
+
+    def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
+        b.attr("new")
+        b.attr("out", hidden=True)
+        if self.rows:
+            served = deployment.serve(b, input="new", output="out", then="answered")
+            b.state("turn", Turn(), exit=Goto(served.entry))
+            b.state("answered", Respond(), exit=End())
+            listed = Listed(at=tuple(float(r.at_s) for r in self.rows), turn_attrs=("new", "out"),
+                            turns=tuple(((float(r.input_tok), float(r.output_tok)),) for r in self.rows))
+            return Sessions("turn", listed)
+        columns = ("new", "out", "think", "forced")
+        for attr in ("think", "forced", "more"):
+            b.attr(attr)
+        start = conversation(b, deployment, "more", "think")
+        if self.session_rate is None:
+            return Sessions(start, Listed(at=(0.0,) * len(self.sessions), turn_attrs=columns, turns=self.sessions))
+        b.param("session_rate", self.session_rate, "sessions/s")
+        return Sessions(start, Poisson(Param("session_rate")), arrivals=len(self.sessions),
+                        trace=Trace(ordered=self.ordered, attrs=columns, turns=self.sessions))
+
+
+def from_trace(trace: TraceFile | Iterable[Request], *, session_rate: float | None = None,
+               ordered: bool = True) -> Replay:
+    """Recorded requests, replayed: every row arrives once, then the run drains.
+
+    **Arguments:**
+    - `trace`: what `serqjax.traces.read` returned, or rows with `at_s`, `input_tok`, `output_tok` in the order of time.
+    - `session_rate`: only for files of sessions without times (serQ): sessions start as a Poisson stream of this
+      rate; None: all at time 0. `ordered`: session n of the run replays session n of the file, else a drawn one.
+
+    **Raises:** `ProgramError` for rows that are not in order, with the row number.
+    """
+    if isinstance(trace, TraceFile) and trace.kind == "serq":
+        if session_rate is not None:
+            _positive("session_rate", session_rate)
+        turns = tuple(tuple((float(t.new_tok), float(t.output_tok), t.think_s, t.forced) for t in session)
+                      for session in trace.sessions)
+        return Replay((), turns, session_rate, ordered)
+    rows = tuple(trace.rows if isinstance(trace, TraceFile) else trace)
+    if session_rate is not None:
+        raise ProgramError.at("session_rate", "the rows of this trace have times of their own", "leave it out")
+    if not rows:
+        raise ProgramError.at("trace", "has no rows to replay")
+    last = 0.0
+    for number, row in enumerate(rows, 1):
+        if not math.isfinite(row.at_s) or row.at_s < last:
+            raise ProgramError.at(f"trace:{number}", f"at_s is {row.at_s!r}, after a row at {last!r}",
+                                  "give rows in the order of time, from 0 on")
+        last = row.at_s
+        for name in ("input_tok", "output_tok"):
+            if not math.isfinite(getattr(row, name)) or getattr(row, name) < 1:
+                raise ProgramError.at(f"trace:{number}", f"{name} is {getattr(row, name)!r}", "give at least 1 token")
+    return Replay(rows, (), None, True)
+
+
+#: Workloads by the name that the command line knows.
+BY_NAME = {"sessions": sessions, "requests": requests}
