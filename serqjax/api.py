@@ -15,8 +15,6 @@ from .builder import compose as program
 from .check import Facts, as_text, check_program, describe
 from .overrides import with_params, with_span
 from .progress import AbstractProgress, NoProgress
-from .report.raw import Verdict
-from .report.units import dumps
 from .results import Run, Runs, VerdictError
 
 LARGEST_SEED = 2**64 - 1
@@ -36,6 +34,8 @@ class Checked:
 
     def to_json(self) -> str:
         """`to_document()` as text: equal programs give equal bytes."""
+        from .report.units import dumps
+
         return dumps(self.to_document())
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ def run(
     if many:
         return Runs(prog, done, tuple(s for s, raw in zip(chosen, raws) if raw is None))
     single = Run(prog, done[0])
-    if single.final.verdict == Verdict.error:
+    if single.verdict == "error":
         raise VerdictError(single.failures()[0], single)
     return single
 

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any, final
 
 from .extras import needs
 from .ir.program import Program
-from .report import document
-from .report.raw import RawRun, Verdict
-from .report.reference import reference_report
-from .report.requests import RequestTable, request_counts, requests_table
-from .report.summary import Summary, summarize
-from .report.verdict import FinalVerdict, final_verdict
 
 if TYPE_CHECKING:
     import polars
 
+    from .report.raw import RawRun
+    from .report.requests import RequestTable
+    from .report.summary import Summary
+    from .report.verdict import FinalVerdict
+
+# The report is imported where it is made: reading and checking a program needs no arrays, and the
+# command line is quick to say what it can do.
+
 #: Verdicts that fail a run; the first two are accepted where a study expects them.
-STUCK = (Verdict.deadlock, Verdict.livelock)
-FAILED = (*STUCK, Verdict.capacity, Verdict.error)
+STUCK = ("deadlock", "livelock")
+FAILED = (*STUCK, "capacity", "error")
 
 
 class VerdictError(RuntimeError):
@@ -59,6 +61,8 @@ class Run:
     @cached_property
     def final(self) -> FinalVerdict:
         """The verdict with its cause."""
+        from .report.verdict import final_verdict
+
         return final_verdict(self.program, self.raw)
 
     @property
@@ -74,16 +78,22 @@ class Run:
     @cached_property
     def report(self) -> dict[str, Any]:
         """The reference report: its field names and definitions."""
+        from .report.reference import reference_report
+
         return reference_report(self.program, self.raw)
 
     @cached_property
     def requests(self) -> RequestTable:
         """One row per request (`.to_polars()`); seconds of simulated time."""
+        from .report.requests import requests_table
+
         return requests_table(self.raw)
 
     @cached_property
     def request_counts(self) -> dict[str, int]:
         """`in, finished, running, queued, rejected`: the last four add up to `in`."""
+        from .report.requests import request_counts
+
         return request_counts(self.raw)
 
     @property
@@ -97,6 +107,8 @@ class Run:
 
     def summary(self) -> Summary:
         """The tables of `Runs.summary`, of this seed alone (no intervals over seeds)."""
+        from .report.summary import summarize
+
         return summarize(self.program, [self.raw])
 
     def failures(self, *, allow_stuck: bool = False) -> list[str]:
@@ -113,10 +125,14 @@ class Run:
 
     def to_document(self) -> dict[str, Any]:
         """What `serqjax run --json` prints: `report`, `verdict`, `requests`, `latency`."""
+        from .report import document
+
         return document.run_document(self.program, self.raw)
 
     def to_json(self) -> str:
         """`to_document()` as text: equal runs give equal bytes."""
+        from .report import document
+
         return document.dumps(self.to_document())
 
     def __str__(self) -> str:
@@ -167,11 +183,15 @@ class Runs:
     @cached_property
     def requests(self) -> RequestTable:
         """The requests of all seeds; column `run` is the place in `runs`."""
+        from .report.requests import requests_table
+
         return requests_table(self.raws)
 
     @cached_property
     def request_counts(self) -> dict[str, int]:
         """`in, finished, running, queued, rejected` of all seeds together."""
+        from .report.requests import request_counts
+
         return request_counts(self.raws)
 
     @property
@@ -185,6 +205,8 @@ class Runs:
 
     @cached_property
     def _summary(self) -> Summary:
+        from .report.summary import summarize
+
         return summarize(self.program, self.raws)
 
     def summary(self) -> Summary:
@@ -205,11 +227,15 @@ class Runs:
 
     def to_document(self) -> dict[str, Any]:
         """What `serqjax run --seeds A:B --json` prints: `summary`, `runs`, `requests`."""
+        from .report import document
+
         whole = document.batch_document(self.program, self.raws, self._summary)
         return whole | ({"unfinished_seeds": list(self.unfinished_seeds)} if self.unfinished_seeds else {})
 
     def to_json(self) -> str:
         """`to_document()` as text: equal runs give equal bytes."""
+        from .report import document
+
         return document.dumps(self.to_document())
 
     def __str__(self) -> str:
@@ -224,7 +250,7 @@ class Runs:
 
 def _failures(runs: tuple[Run, ...] | list[Run], allow_stuck: bool) -> list[str]:
     accepted = STUCK if allow_stuck else ()
-    bad = [run for run in runs if run.final.verdict in FAILED and run.final.verdict not in accepted]
+    bad = [run for run in runs if run.verdict in FAILED and run.verdict not in accepted]
     return [f"seed {run.seed}: {run.verdict}" + (f": {run.cause}" if run.cause else "") for run in bad]
 
 

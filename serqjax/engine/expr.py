@@ -74,6 +74,19 @@ class Env:
         return self.numbers[int(node.value)]
 
 
+class Draws:
+    """A cursor over uniforms of a tape row; `take` counts only where draws really happen."""
+
+    def __init__(self, row: Array, start: Value):
+        self.row, self.at = row, start
+
+    def take(self, count: int, live: Value) -> Array:
+        index = jnp.clip(self.at, 0, self.row.shape[0] - count)
+        us = jnp.stack([self.row[index + i] for i in range(count)])
+        self.at = self.at + jnp.where(live, count, 0)
+        return us
+
+
 def evaluate(expr: Expr, env: Env, live: Value = True) -> Value:
     """The value of `expr`, float64. `live`: where it is really evaluated (draws happen only there)."""
     match expr:

@@ -18,9 +18,7 @@ class Fault(IntEnum):
     entries = 7
     gap = 8
     ownership = 9
-    turns = 10
-    no_hold = 11
-    gaps = 12
+    no_hold = 10
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -43,10 +41,5 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     ),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),
-    Fault.turns: (Verdict.error, "the loop took more turns at one instant than the language allows"),
     Fault.no_hold: (Verdict.error, "session {serial}: growth of pool `{pool}` outside a hold of it"),
-    Fault.gaps: (
-        Verdict.capacity,
-        "more irregular token gaps in one iteration than the gap table holds ({gaps}): raise `gaps`",
-    ),
 }

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import jax
@@ -23,20 +26,25 @@ from ..errors import ProgramError
 from ..ir.program import Program
 from ..ir.structure import number
 from ..progress import AbstractProgress, NoProgress
-from ..report.raw import RawRun
+from ..report.raw import RawRun, Verdict
 from ..tape.streams import trace_choices
 from .access import FAR
 from .faults import Fault
 from .lane import RUNNING, Capacities, Data, Job, Tape, fields
-from .loop import final_needs, loop, refill, refill_current
+from .loop import MACHINE_AHEAD, final_needs, loop, refill, refill_current
 from .plan import Plan, make_plan
 from .result import Drained, raw_run
 from .step import Config, action_margin
 from .tables import first_sessions, session_data, ticks
 from .xla import prepare
 
-#: Loop turns between two looks at the host (progress, Ctrl-C).
+#: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
 TURNS_A_CALL = 20_000
+#: Instances of one unit of work on a CPU. One size for every batch, so that a program compiles once.
+UNIT = 8
+
+#: An instance that is over: its place in the batch, its result, and the fault that ended it.
+Finished = tuple[int, RawRun, Fault]
 
 
 def simulate(
@@ -145,7 +153,7 @@ class Batch:
             seeds=seeds,
             numbers=np.asarray([m[1] for m in made], np.float64).reshape(len(made), -1),
             integers=np.asarray([m[2] for m in made], np.int64).reshape(len(made), -1),
-            data=session_data(programs),
+            data=jax.tree.map(jnp.asarray, session_data(programs)),
             stop=stop,
         )
 
@@ -158,43 +166,56 @@ class Batch:
         return Capacities(slots=slots, entries=2 * slots)
 
     def run(self, capacities: Capacities | None, progress: AbstractProgress) -> list[RawRun | None]:
-        """Run everything; instances whose tables ran full run again with larger ones."""
+        """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
         results: list[RawRun | None] = [None] * len(self.seeds)
         todo = list(range(len(self.seeds)))
         cap = capacities or self.auto()
+        size = len(todo) if self.config.together else UNIT
         progress.start(len(todo))
         done = 0
+        stop = threading.Event()
+        workers = 1 if self.config.together else max(1, min(cores(), -(-len(todo) // size)))
+        pool = ThreadPoolExecutor(max_workers=workers)
         try:
             while todo:
-                again: list[int] = []
-                larger = cap
-                for index, run, fault in self.run_some(todo, cap, progress, done):
-                    if fault in (Fault.slots, Fault.entries) and capacities is None:
-                        again.append(index)
-                        larger = _enlarged(larger, cap, fault)
-                        continue
-                    results[index] = run
-                    done += 1
-                todo, cap = again, larger
+                units = [todo[i : i + size] for i in range(0, len(todo), size)]
+                again, larger = [], cap
+                for finished in as_completed([pool.submit(self.run_unit, unit, cap, size, stop) for unit in units]):
+                    for index, run, fault in finished.result():
+                        if fault in (Fault.slots, Fault.entries) and capacities is None:
+                            again.append(index)
+                            larger = _enlarged(larger, cap, fault)
+                        else:
+                            results[index] = run
+                            done += 1
+                    progress.advance(done)
+                todo, cap = sorted(again), larger
         except KeyboardInterrupt:
-            pass
+            stop.set()  # units end at their next look at the host
         finally:
+            pool.shutdown(wait=True, cancel_futures=True)
             progress.close()
         return results
 
     # ------------------------------------------------------------ one call of the loop after the other
 
-    def run_some(self, todo: list[int], cap: Capacities, progress: AbstractProgress, before: int) -> Any:
-        """Run the instances `todo` with tables of size `cap`; yields (index, RawRun, fault)."""
+    def run_unit(self, todo: list[int], cap: Capacities, size: int, stop: threading.Event) -> list[Finished]:
+        """Run the instances `todo` with tables of size `cap`, as `size` lanes of one compiled loop.
+
+        Lanes without an instance are over before they begin.
+        """
+        with settings():
+            return self._run_unit(todo, cap, size, stop)
+
+    def _run_unit(self, todo: list[int], cap: Capacities, size: int, stop: threading.Event) -> list[Finished]:
         plan = self.plan
-        slots = cap.slots
         cap = dataclasses.replace(
             cap,
-            gaps=max(cap.gaps, 3 * slots),
-            actions=(2048 + 2 * action_margin(plan, slots)) if self.trace else 0,
+            gaps=max(cap.gaps, 3 * cap.slots),
+            actions=(2048 + 2 * action_margin(plan, cap.slots)) if self.trace else 0,
         )
-        n = len(todo)
-        which = np.asarray([self.which[i] for i in todo])
+        lanes = todo + [todo[0]] * (size - len(todo))
+        which = np.asarray([self.which[i] for i in lanes])
         programs = [self.programs[k] for k in which]
         job = Job(
             numbers=jnp.asarray(self.numbers[which]),
@@ -203,65 +224,77 @@ class Batch:
             warmup=jnp.asarray([ticks(number(p, p.warmup_s), p.tick_s) for p in programs], jnp.int64),
             limit=jnp.asarray([FAR if p.arrivals is None else p.arrivals for p in programs], jnp.int64),
             which=jnp.asarray(which, jnp.int32),
-            stop=jnp.full((n,), self.stop),
+            stop=jnp.full((size,), self.stop),
         )
-        seeds = jnp.asarray(np.asarray([self.seeds[i] % (1 << 64) for i in todo], np.uint64))
-        data = jax.tree.map(jnp.asarray, self.data)
+        seeds = jnp.asarray(np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64))
         one = fields(plan, cap, plan.skeleton.tick_s)
-        state = {k: jnp.asarray(np.broadcast_to(v, (n, *v.shape)).copy()) for k, v in one.items()}
+        first = {k: np.broadcast_to(v, (size, *v.shape)).copy() for k, v in one.items()}
+        first["verdict"][len(todo) :] = Verdict.drained
+        state = {k: jnp.asarray(v) for k, v in first.items()}
         run = loop(plan, self.config)
-        choices = Choices(programs, [self.seeds[i] for i in todo])
-        base = np.zeros((n,), np.int64)
-        tape = self.make_tape(job, seeds, base, cap.ahead, choices)
-        drained = Drained(n)
-        try:
-            while True:
-                state, _ = run(state, job, data, tape, jnp.int64(TURNS_A_CALL))
-                verdict = np.asarray(state["verdict"])
-                fault = np.asarray(state["fault"])
-                state = drained.take(state)
-                over = (verdict != RUNNING) | (fault != 0)
-                progress.advance(before + int(over.sum()))
-                if over.all():
-                    break
-                arrived = np.asarray(state["arrived"])
-                if ((arrived + 1 - base >= cap.ahead) & ~over).any():
-                    base = arrived.copy()
-                    tape = self.make_tape(job, seeds, base, cap.ahead, choices)
-                if plan.turns_ahead or plan.own_draws:
-                    state = refill_current(plan)(state, seeds)
-                state["stall"] = jnp.zeros_like(state["stall"])
-        except KeyboardInterrupt:
-            yield from self.collect(todo, state, drained, job, data, tape, programs, only_over=True)
-            raise
-        yield from self.collect(todo, state, drained, job, data, tape, programs, only_over=False)
+        choices = Choices(programs, [self.seeds[i] for i in lanes])
+        base = np.zeros((size,), np.int64)
+        machine = np.zeros((size,), np.int64)
+        tape = self.make_tape(job, seeds, base, machine, cap.ahead, choices)
+        drained = Drained(size)
+        memory = {
+            "state": sum(v.nbytes for k, v in one.items() if k not in Drained.NAMES),
+            "tape": sum(x.nbytes for x in jax.tree.leaves(tape)) // size,
+            "buffers": sum(v.nbytes for k, v in one.items() if k in Drained.NAMES),
+        }
+        while True:
+            state, _ = run(state, job, self.data, tape, jnp.int64(TURNS_A_CALL))
+            over = (np.asarray(state["verdict"]) != RUNNING) | (np.asarray(state["fault"]) != 0)
+            state = drained.take(state)
+            if over.all() or stop.is_set():
+                break
+            arrived, drawn = np.asarray(state["arrived"]), np.asarray(state["drawn"])
+            dry = (arrived + 1 - base >= cap.ahead) | (drawn + plan.machine_draws - machine > MACHINE_AHEAD)
+            if (dry & ~over).any():
+                base, machine = arrived.copy(), drawn.copy()
+                tape = self.make_tape(job, seeds, base, machine, cap.ahead, choices)
+            if plan.turns_ahead or plan.own_draws:
+                state = refill_current(plan)(state, seeds)
+            state["stall"] = jnp.zeros_like(state["stall"])
+        return self.collect(todo, over, state, drained, job, tape, programs, memory)
 
-    def make_tape(self, job: Job, seeds: Any, base: np.ndarray, ahead: int, choices: Choices) -> Tape:
-        gap, draws = refill(self.plan, ahead)(job.numbers, seeds, jnp.asarray(base))
+    def make_tape(
+        self, job: Job, seeds: Any, base: np.ndarray, machine: np.ndarray, ahead: int, choices: Choices
+    ) -> Tape:
+        gap, draws, shared = refill(self.plan, ahead)(job.numbers, seeds, jnp.asarray(base), jnp.asarray(machine))
         return Tape(
-            base=jnp.asarray(base), gap=gap, draws=draws, script=jnp.asarray(choices.rows(base, ahead))
+            base=jnp.asarray(base),
+            gap=gap,
+            draws=draws,
+            script=jnp.asarray(choices.rows(base, ahead)),
+            machine_base=jnp.asarray(machine),
+            machine=shared,
         )
 
     def collect(
-        self, todo: list[int], state: Any, drained: Drained, job: Job, data: Data, tape: Tape, programs: list[Program],
-        only_over: bool,
-    ) -> Any:  # fmt: skip
+        self, todo: list[int], over: np.ndarray, state: Any, drained: Drained, job: Job, tape: Tape,
+        programs: list[Program], memory: dict[str, int],
+    ) -> list[Finished]:  # fmt: skip
         pools = len(self.plan.skeleton.pools)
-        needs = np.full((len(todo), pools, pools), -1.0)
+        needs = np.full((len(over), pools, pools), -1.0)
         if self.plan.has_holds and bool((np.asarray(state["queued"]) > 0).any()):
-            needs = np.asarray(final_needs(self.plan)(state, job, data, tape))
-        # per-instance rows on the host, buffers apart
-        final = {k: np.asarray(v) for k, v in state.items() if k not in ("samples", "actions", "requests", "gaps", "draws")}
+            needs = np.asarray(final_needs(self.plan)(state, job, self.data, tape))
+        final = {k: np.asarray(v) for k, v in state.items() if k not in ("draws", *Drained.NAMES)}
+        finished = []
         for lane, index in enumerate(todo):
-            fault = Fault(int(final["fault"][lane]))
-            if only_over and final["verdict"][lane] == RUNNING and fault == Fault.none:
-                continue
-            values = {k: v[lane] for k, v in final.items()}
-            yield (
-                index,
-                raw_run(self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane], self.trace),
-                fault,
-            )
+            if over[lane]:
+                values = {k: v[lane] for k, v in final.items()}
+                run = raw_run(
+                    self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane], self.trace
+                )
+                run.extra["memory_bytes"] = memory
+                finished.append((index, run, Fault(int(final["fault"][lane]))))
+        return finished
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _enlarged(larger: Capacities, cap: Capacities, fault: Fault) -> Capacities:

@@ -20,7 +20,8 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.itl import edges
-from .access import FAR, pack, store
+from .access import FAR, load, pack, store
+from .faults import Fault
 from .plan import Plan
 
 # focus: what an instance does next
@@ -33,6 +34,8 @@ ADMIT, GIVE, GROW, REGROW = 1, 2, 3, 4
 NEWCOMER, HEAD, TAIL = 1, 2, 3
 
 RUNNING = -1
+#: Times that a session may become ready at one instant.
+MOST_READY = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +116,10 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "draws_own": full((S,), 0, i64),
         "own": full((S,), 0, i64),
         "script": full((S,), -1, i32),
+        "drawn": full((), 0, i64),  # machine draws made
+        # how often each session became ready at the tick it was last ready at
+        "ready_at": full((S,), -1, i64),
+        "ready_n": full((S,), 0, i32),
         # jobs on stages
         "stage": full((S,), -1, i32),
         "work": full((S,), 0.0, f64),
@@ -337,12 +344,15 @@ class Tape:
     """The next `ahead` sessions of an instance: `base` is the serial of the first row.
 
     `gap` `[ahead]` ticks before the session; `draws` `[ahead, width]` uniforms; `script` `[ahead]`.
+    `machine` `[MACHINE_AHEAD]` uniforms of draws that no session makes, from number `machine_base` on.
     """
 
     base: Array
     gap: Array
     draws: Array
     script: Array
+    machine_base: Array
+    machine: Array
 
 
 class Lane:
@@ -417,9 +427,14 @@ class Lane:
         return calm
 
     def make_ready(self, slot: Array, mask: Array) -> None:
-        """Append a session to the ready list."""
+        """Append a session to the ready list; too often at one instant is an error of the program."""
         self.put("ready", slot, pack(self.ready_seq, slot), mask)
         self.ready_seq = self.ready_seq + mask
+        again = load(self.ready_at, slot) == self.now
+        times = jnp.where(again, load(self.ready_n, slot) + 1, 1)
+        self.put("ready_at", slot, self.now, mask)
+        self.put("ready_n", slot, times, mask)
+        self.fail(mask & (times > MOST_READY), Fault.unsettled, slot)
 
     def fail(self, mask: Array, fault: int, slot: Array | int = -1, place: Array | int = -1) -> None:
         """Record the first fault of the instance."""

@@ -18,14 +18,17 @@ from jax import lax
 from jaxtyping import Array
 
 from ..tape.chacha import uniforms
-from ..tape.streams import SESSION_OWN, SESSION_WORKLOAD, arrival_seed, sub_seed
+from ..tape.streams import SESSION_OWN, SESSION_WORKLOAD, arrival_seed, machine_seed, sub_seed
 from ..ir.program import Poisson, Renewal
 from .access import LANES, OneByOne, Together
-from .expr import Env, evaluate
+from .expr import Draws, Env, evaluate
 from .lane import RUNNING, Data, Job, Tape
 from .plan import Plan
-from .session import Draws
 from .step import Config, turn
+
+
+#: Machine draws kept on the tape between two refills.
+MACHINE_AHEAD = 512
 
 
 def running(state: dict[str, Array]) -> Array:
@@ -77,11 +80,15 @@ def _together(
 
 @functools.lru_cache(maxsize=256)
 def refill(plan: Plan, ahead: int) -> Callable[..., Any]:
-    """`(numbers, seed, base) -> (gap ticks, draws)` of the sessions from `base` on, jitted, batched."""
+    """`(numbers, seed, base, machine) -> (gap ticks, draws, machine draws)`, jitted, batched: of the sessions from
+    `base` on, and the machine's draws from number `machine` on."""
 
-    def one(numbers: Array, seed: Array, base: Array) -> tuple[Array, Array]:
+    def one(numbers: Array, seed: Array, base: Array, machine: Array) -> tuple[Array, Array, Array]:
         serials = base + jnp.arange(ahead, dtype=jnp.int64)
-        return gaps(plan, ahead, numbers, seed, base), _draws(plan, seed, serials, jnp.int64(1), jnp.int64(0))
+        shared = jnp.zeros((1,))
+        if plan.machine_draws:
+            shared = uniforms(machine_seed(seed), machine, MACHINE_AHEAD)
+        return gaps(plan, ahead, numbers, seed, base), _draws(plan, seed, serials, jnp.int64(1), jnp.int64(0)), shared
 
     return jax.jit(jax.vmap(one))
 

@@ -355,6 +355,12 @@ class Plan:
         """Draws on the session's own stream by each state (its ops and its exit)."""
         return tuple(draws_in(s.ops) + draws_in(s.exit) for s in self.states)
 
+    @functools.cached_property
+    def machine_draws(self) -> int:
+        """Draws that no session makes in one iteration at most: budget, chunk and cost of a step stage."""
+        kinds = [s.kind for s in self.skeleton.stages if isinstance(s.kind, Step)]
+        return max((draws_in((k.budget, k.chunk, k.cost)) for k in kinds), default=0)
+
     @property
     def own_draws(self) -> int:
         """Draws of the session's own stream kept on the tape; 0 if the program makes none."""

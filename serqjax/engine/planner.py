@@ -18,7 +18,7 @@ from ..report.raw import Action
 from .access import FAR, SLOT_BITS, load, load_at, pack
 from .admission import EPS, select
 from .clock import append_in_order, next_event
-from .expr import Env, Value, evaluate
+from .expr import Draws, Env, Value, evaluate
 from .faults import Fault
 from .lane import EVENT, GIVE, STAGES, Lane
 from .plan import CostShape
@@ -29,6 +29,11 @@ def start_plan(w: Lane) -> None:
     """When the instant is settled, start to plan the next idle stage that has something to do."""
     plan = w.plan
     on = w.idle & (w.focus == STAGES) & (w.cur < 0) & ~w.planning & (w.spawning == 0)
+    if plan.machine_draws:
+        # a plan starts only when all its draws are on the tape
+        dry = on & (w.drawn + plan.machine_draws - w.tape.machine_base > w.tape.machine.shape[0])
+        w.pick(dry, stall=True)
+        on = on & ~dry
     tick, kind, _, _ = next_event(w)
     more = (kind > 0) & (tick <= w.now)
     found = jnp.int32(len(plan.skeleton.stages))
@@ -41,14 +46,21 @@ def start_plan(w: Lane) -> None:
     on, found, begins = w.fence(on, found, on & ~more & (found < len(plan.skeleton.stages)))
     w.pick(on & ~begins, focus=EVENT)
     budget, chunk = jnp.float64(0.0), jnp.float64(0.0)
+    draws = machine_draws(w)
     for stage in plan.step_stages:
-        b, c = budget_and_chunk(w, stage)
+        b, c = budget_and_chunk(w, stage, draws, begins & (found == stage))
         budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
+    w.drawn = draws.at + w.tape.machine_base
     w.fail(begins & ~(budget >= -1e-9), Fault.bad_amount, -1, found)
     w.pick(
         begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
         chunk=chunk, listed=0, preempting=False, stopped=False,
     )  # fmt: skip
+
+
+def machine_draws(w: Lane) -> Draws:
+    """A cursor over the draws that no session makes."""
+    return Draws(w.tape.machine, w.drawn - w.tape.machine_base)
 
 
 def give_next(w: Lane) -> Array:
@@ -151,11 +163,13 @@ def finish_plan(w: Lane, over: Array) -> None:
         "Nres": w.number[jnp.maximum(stage, 0)].astype(jnp.float64),
     }
     span, rest, free = jnp.int64(0), jnp.int64(0), jnp.bool_(False)
+    draws = machine_draws(w)
     for s in plan.step_stages:
-        ticks, left, nothing = cost(w, s, dict(sums), decode, prefill)
+        ticks, left, nothing = cost(w, s, dict(sums), decode, prefill, draws, works & (stage == s))
         span = jnp.where(stage == s, ticks, span)
         rest = jnp.where(stage == s, left, rest)
         free = jnp.where(stage == s, nothing, free)
+    w.drawn = draws.at + w.tape.machine_base
     span, rest, free, tokens = w.fence(span, rest, free, tokens)
     w.fail(works & (tokens > 0) & free, Fault.free_iteration, -1, stage)
     starts = hot & works
@@ -178,7 +192,9 @@ def finish_plan(w: Lane, over: Array) -> None:
     w.pick(over & (stage == plan.step_stages[-1]), focus=EVENT)
 
 
-def cost(w: Lane, stage: int, sums: dict[str, Value], decode: Array, prefill: Array) -> tuple[Value, Value, Value]:
+def cost(
+    w: Lane, stage: int, sums: dict[str, Value], decode: Array, prefill: Array, draws: Draws, live: Array
+) -> tuple[Value, Value, Value]:
     """Ticks of the iteration, the sub-tick remainder after it, and whether the cost is nothing."""
     plan = w.plan
     kind = plan.skeleton.stages[stage].kind
@@ -198,8 +214,10 @@ def cost(w: Lane, stage: int, sums: dict[str, Value], decode: Array, prefill: Ar
         return whole >> FIXED_BITS, whole & ((1 << FIXED_BITS) - 1), value <= 0
     values = dict(sums, Attn=sums["Attn"] * 0.5)
     context = {name: (lambda v=v: v) for name, v in values.items()} | {"Now": lambda: now_s(w)}
-    env = Env(plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w))
-    seconds = evaluate(kind.cost, env)
+    env = Env(
+        plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w), draw=draws.take
+    )
+    seconds = evaluate(kind.cost, env, live)
     seconds = jnp.maximum(seconds, 0.0)
     ticks = jnp.rint(seconds / plan.skeleton.tick_s).astype(jnp.int64)
     return ticks, jnp.int64(0), ~(seconds > 0)

@@ -122,7 +122,6 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             "pool": plan.skeleton.pools[place].name if 0 <= place < len(plan.skeleton.pools) else "?",
             "slots": s["pc"].shape[0],
             "entries": s["entry_size"].shape[0] if "entry_size" in s else 0,
-            "gaps": 0,
         }
         return verdict, sentence.format(**names)
     verdict = Verdict(int(s["verdict"]))

@@ -37,23 +37,10 @@ from ..ir.program import (
 from ..report.raw import Action, RequestStatus
 from .access import FAR, SLOT_BITS, load, pack, store_column
 from .clock import schedule_key
-from .expr import Env, Value, evaluate
+from .expr import Draws, Env, Value, evaluate
 from .faults import Fault
 from .lane import END, GROW, LEAVE, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
 from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, to_ticks
-
-
-class Draws:
-    """A cursor over uniforms of a tape row; `take` counts only where draws really happen."""
-
-    def __init__(self, row: Array, start: Value):
-        self.row, self.at = row, start
-
-    def take(self, count: int, live: Value) -> Array:
-        index = jnp.clip(self.at, 0, self.row.shape[0] - count)
-        us = jnp.stack([self.row[index + i] for i in range(count)])
-        self.at = self.at + jnp.where(live, count, 0)
-        return us
 
 
 # ---------------------------------------------------------------- start
@@ -120,6 +107,7 @@ def spawn(w: Lane) -> None:
     w.put("draws_turn", slot, 1, on)
     w.put("draws_own", slot, 0, on)
     w.put("own", slot, 0, on)
+    w.put("ready_at", slot, -1, on)
     w.put("script", slot, script, on)
     w.put("open", slot, False, on)
     if not plan.has_turn:

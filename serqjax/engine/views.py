@@ -12,7 +12,7 @@ from ..ir.expr import Inf
 from ..ir.program import Fifo, Step
 from ..tape.rounding import product
 from .access import load
-from .expr import Env, evaluate
+from .expr import Draws, Env, evaluate
 from .lane import Lane
 
 Value = Any
@@ -152,15 +152,17 @@ def residents_ctx(w: Lane, stage: int) -> dict[str, Callable[[], Value]]:
     }
 
 
-def budget_and_chunk(w: Lane, stage: int) -> tuple[Value, Value]:
-    """Budget and chunk of a step stage now (tokens; chunk 0: no cap)."""
+def budget_and_chunk(w: Lane, stage: int, draws: Draws | None = None, live: Value = True) -> tuple[Value, Value]:
+    """Budget and chunk of a step stage now (tokens; chunk 0: no cap). `draws`: the machine's, taken where `live`."""
     kind = w.plan.skeleton.stages[stage].kind
     assert isinstance(kind, Step)
     env = Env(
-        w.plan, w.job.numbers, ctx=residents_ctx(w, stage), pool=pool_state(w, None), stage=stage_state(w)
-    )
-    chunk = jnp.float64(0.0) if kind.chunk is None else evaluate(kind.chunk, env)
-    return jnp.asarray(evaluate(kind.budget, env)), jnp.asarray(chunk)
+        w.plan, w.job.numbers, ctx=residents_ctx(w, stage), pool=pool_state(w, None), stage=stage_state(w),
+        draw=None if draws is None else draws.take,
+    )  # fmt: skip
+    budget = jnp.asarray(evaluate(kind.budget, env, live))
+    chunk = jnp.float64(0.0) if kind.chunk is None else evaluate(kind.chunk, env, live)
+    return budget, jnp.asarray(chunk)
 
 
 def open_budget(w: Lane, stage: int) -> Value:

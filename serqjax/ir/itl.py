@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 RATIO = 1.01
 LONGEST_TICK = 1 << 47
@@ -27,6 +29,8 @@ def first_bucket(tick_s: float) -> int:
 @functools.lru_cache(maxsize=8)
 def edges(tick_s: float) -> np.ndarray:
     """Least tick count of each bucket from `first_bucket` on, ascending, int64; the first is 0."""
+    import numpy as np  # here, because reading and checking a program needs no arrays
+
     first = first_bucket(tick_s)
     last = math.floor(math.log(LONGEST_TICK * tick_s) / math.log(RATIO))
     ratio = math.log(RATIO)
@@ -36,4 +40,4 @@ def edges(tick_s: float) -> np.ndarray:
 
 def bucket(gap_tick: int, tick_s: float) -> int:
     """Bucket number (the reference's k) of a gap in ticks."""
-    return first_bucket(tick_s) + int(np.searchsorted(edges(tick_s), gap_tick, side="right")) - 1
+    return first_bucket(tick_s) + int(edges(tick_s).searchsorted(gap_tick, side="right")) - 1
