@@ -6,8 +6,8 @@ A scenario names an engine's flags and its requests or sessions, and a clock: on
 `seconds` it lasts its cost. The answer says when each request got its first and last token, when it was
 admitted and preempted, and how the run ended. Of a `.jsonl` file each line is a scenario (or an object with
 one under "scenario"), and one line of JSON answers each; a line that cannot be answered has an "error" that says why,
-and the exit code is 1 if no line could be. All scenarios share one structure: flags and lengths
-are numbers of the program, so that the array engine compiles once.
+and the exit code is 1 if no line could be. The scenarios of a file run in one call of the array engine, and all of
+an engine version share one structure: flags and lengths are numbers of the program, so that it compiles once.
 
 **Source:** the scenario and result formats of the recordings of the real scheduler (`oracle/vllm/README.md`).
 """
@@ -19,19 +19,20 @@ import dataclasses
 import json
 import math
 import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from serqjax import costs, deployments
-from serqjax.builder import AbstractDeployment, AbstractWorkload, Builder, Sessions, compose
-from serqjax.errors import ProgramError
-from serqjax.ir.program import Listed, Program
-from serqjax.report.raw import Action, RawRun, Verdict
+import serqjax as sq
+from serqjax import ProgramError, costs, deployments
+from serqjax.builder import AbstractDeployment, AbstractWorkload, Builder, Sessions
+from serqjax.ir import Listed, Program
 from serqjax.workloads import conversation
 
-ENDS = {Verdict.drained: "done", Verdict.deadlock: "deadlock", Verdict.livelock: "livelock"}
+ENDS = {"drained": "done", "deadlock": "deadlock", "livelock": "livelock"}
 FLAGS = {"budget": 1, "max_seqs": 1, "block_size": 1, "num_blocks": 2}
 
 
@@ -126,81 +127,77 @@ def program_of(scenario: Any, engine_version: str) -> tuple[Program, list[Sessio
         arrival_tie="place", shared_structure=True,
     )
     ordered = sorted(enumerate(sessions_of(scenario)), key=lambda item: (item[1].arrive, item[0]))
-    program = compose(deployment, Scripted(tuple(ordered)), name="vllm_scenario")
+    program = sq.program(deployment, Scripted(tuple(ordered)), name="vllm_scenario")
+    sq.check(program)
     return program, [session for _, session in ordered]
 
 
-def simulate(program: Program, engine: str) -> RawRun:
-    """One run with its action trace, by the array engine or by the sequential reference."""
+def simulate(programs: Sequence[Program], engine: str) -> Iterator[sq.Run]:
+    """Their runs with the actions: all at once by the array engine, one by one by the sequential reference."""
     if engine == "oracle":
         import oracle
 
-        return oracle.simulate(program, trace=True)
-    from serqjax.engine import simulate as simulate_arrays
+        # `map` goes on after an error in one of them
+        return map(lambda program: sq.Run(program, oracle.simulate(program, trace=True)), programs)
+    return iter(sq.run_many(programs, trace=True, progress=sq.BarProgress("scenarios")))
 
-    return simulate_arrays(program, [program.seed], trace=True)[0]
 
-
-def result_of(scenario: dict[str, Any], program: Program, sessions: list[Session], raw: RawRun) -> dict[str, Any]:
-    """The answer in the format of the recordings, read off the action trace."""
-    if raw.verdict not in ENDS:
-        raise ProgramError.at(scenario.get("name", "$"), f"the run ended with {raw.verdict.name}", raw.cause)
+def result_of(scenario: dict[str, Any], sessions: list[Session], run: sq.Run) -> dict[str, Any]:
+    """The answer in the format of the recordings, read off the actions."""
+    if run.verdict not in ENDS:
+        raise ProgramError.at(scenario.get("name", "$"), f"the run ended with {run.verdict}", run.cause)
     steps = scenario.get("clock", "steps") == "steps"
-    kv = next(i for i, pool in enumerate(program.pools) if pool.name == "kv")
-    second = round(1 / raw.tick_s)
-    reused = program.observes.index("vllm.reused")
-    cached: dict[int, list[float]] = {}
-    for observe, serial, value in zip(raw.samples_observe, raw.samples_serial, raw.samples_value):
-        if observe == reused:
-            cached.setdefault(int(serial), []).append(float(value))
+    second = round(1 / run.program.tick_s)
+    cached: dict[int, list[float]] = defaultdict(list)
+    for sample in run.samples.iter_rows(named=True):
+        if sample["observation"] == "vllm.reused":
+            cached[sample["session"]].append(sample["value"])
 
     requests: dict[tuple[int, int], dict[str, Any]] = {}
-    prompts: dict[int, float] = {}
-    for serial, turn, sent in zip(raw.request_serial, raw.request_turn, raw.request_sent):
-        session, k = sessions[int(serial)], int(turn) - 1
+    prompts: dict[int, float] = defaultdict(float)
+    for serial, turn, sent_s in zip(*(run.requests[name].tolist() for name in ("session", "turn", "sent_s"))):
+        session, k = sessions[serial], turn - 1
         new, out, _ = session.turns[k]
-        prompt = prompts.get(int(serial), 0.0) + new
-        prompts[int(serial)] = prompt + out
-        requests[int(serial), k] = {
-            "id": session.turn_name(k), "arrive": _whole(int(sent) / second), "prompt": int(prompt), "out": int(out),
+        prompt = prompts[serial] + new
+        prompts[serial] = prompt + out
+        requests[serial, k] = {
+            "id": session.turn_name(k), "arrive": _whole(sent_s), "prompt": int(prompt), "out": int(out),
             "first": None, "last": None, "first_step": None, "last_step": None, "admissions": [], "preemptions": [],
             "tokens": 0,
         }
 
-    turn_of: dict[int, int] = {}  # the turn each session is in
-    admitted: dict[int, int] = {}  # admissions so far
+    turn_of: dict[int, int] = defaultdict(int)  # the turn each session is in
+    admitted: dict[int, int] = defaultdict(int)  # admissions so far
     preempted: dict[int, list[str]] = {}
     iterations = current = 0
-    assert raw.trace is not None
-    for tick, kind, serial, place, amount in raw.trace.tolist():
-        tick, serial = int(tick), int(serial)
-        if kind == Action.iteration:
+    for tick, time_s, kind, serial, place, amount in run.actions:
+        if kind == "iteration":
             current = tick // second if steps else iterations
             iterations += 1
             continue
-        if kind not in (Action.admit, Action.preempt, Action.token):
+        if kind not in ("admit", "preempt", "token"):
             continue
-        row = requests[serial, turn_of.setdefault(serial, 0)]
+        row = requests[serial, turn_of[serial]]
         planned = tick // second if steps else iterations  # the step being planned
-        if kind == Action.token:
+        if kind == "token":
             row["tokens"] += 1
             if row["first"] is None:
-                row["first"], row["first_step"] = (current if steps else tick / second), current
+                row["first"], row["first_step"] = (current if steps else time_s), current
             if row["tokens"] == row["out"]:
-                row["last"], row["last_step"] = (current if steps else tick / second), current
+                row["last"], row["last_step"] = (current if steps else time_s), current
                 turn_of[serial] += 1
-        elif kind == Action.admit and place == kv:
-            found = cached[serial][admitted.get(serial, 0)]
-            admitted[serial] = admitted.get(serial, 0) + 1
+        elif kind == "admit" and place == "kv":
+            found = cached[serial][admitted[serial]]
+            admitted[serial] += 1
             known = row["prompt"] + row["tokens"]
             row["admissions"].append({"step": planned, "cached": int(found), "to_compute": int(known - found)})
-        elif kind == Action.preempt:
+        elif kind == "preempt":
             row["preemptions"].append({"step": planned, "computed": int(amount), "generated": row["tokens"]})
             preempted.setdefault(planned, []).append(row["id"])
     for row in requests.values():
         del row["tokens"]
     return {
-        "scenario": scenario.get("name"), "end": ENDS[raw.verdict], "clock": scenario.get("clock", "steps"),
+        "scenario": scenario.get("name"), "end": ENDS[run.verdict], "clock": scenario.get("clock", "steps"),
         "schedule_calls": iterations, "usable_blocks": int(scenario["num_blocks"]) - 1,
         "preemptions": sum(len(row["preemptions"]) for row in requests.values()),
         "preempted_per_step": [[step, names] for step, names in preempted.items()],
@@ -212,10 +209,25 @@ def _whole(value: float) -> float | int:
     return int(value) if value == int(value) else value
 
 
-def answer(scenario: Any, engine_version: str, engine: str) -> dict[str, Any]:
-    """What `engine_version` does with the scenario."""
-    program, sessions = program_of(scenario, engine_version)
-    return result_of(scenario, program, sessions, simulate(program, engine))
+def answers(scenarios: Sequence[Any], engine_version: str, engine: str) -> Iterator[dict[str, Any] | ProgramError]:
+    """What `engine_version` does with each scenario, in their order; where there is no answer, the reason."""
+    prepared: list[tuple[Program, list[Session]] | ProgramError] = []
+    for scenario in scenarios:
+        try:
+            prepared.append(program_of(scenario, engine_version))
+        except ProgramError as error:
+            prepared.append(error)
+    runs = simulate([part[0] for part in prepared if not isinstance(part, ProgramError)], engine)
+    for scenario, part in zip(scenarios, prepared):
+        if isinstance(part, ProgramError):
+            yield part
+            continue
+        try:
+            result = result_of(scenario, part[1], next(runs))
+        except ProgramError as error:
+            yield error
+        else:
+            yield result
 
 
 def load(path: str) -> list[Any]:
@@ -267,14 +279,14 @@ def main(argv: list[str] | None = None) -> int:
     except ProgramError as error:
         print(error, file=sys.stderr)
         return 1
+    if options.engine == "array":
+        sq.use_compilation_cache()
     refused: list[str] = []
-    for scenario in scenarios:
-        name = scenario.get("name") if isinstance(scenario, dict) else None
-        try:
-            result = answer(scenario, options.engine_version, options.engine)
-        except ProgramError as error:
-            refused.append(f"{name}: {error}" if name else str(error))
-            result = {"scenario": name, "error": str(error)}
+    for scenario, result in zip(scenarios, answers(scenarios, options.engine_version, options.engine)):
+        if isinstance(result, ProgramError):
+            name = scenario.get("name") if isinstance(scenario, dict) else None
+            refused.append(f"{name}: {result}" if name else str(result))
+            result = {"scenario": name, "error": str(result)}
             if not options.scenario.endswith(".jsonl"):
                 break
         if options.json:
@@ -289,4 +301,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -29,6 +29,7 @@ from serqjax.ir.expr import (
     Unary,
 )
 from serqjax.ir.program import Order
+from serqjax.ir.time import seconds
 
 from .streams import Stream
 
@@ -123,7 +124,7 @@ class Compiler:
                 return lambda k: k.attrs[slot]
             case Ctx(name="Now"):
                 machine = self.machine
-                return lambda k: machine.now_tick * machine.tick_s
+                return lambda k: seconds(machine.now_tick, machine.tick_s)
             case Ctx(name=name):
                 return lambda k: k.ctx[name]
             case Sample(dist=dist, args=args):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
 from serqjax.ir.structure import number
+from serqjax.ir.time import seconds
 from serqjax.report.raw import Action, PoolTotals
 
 from .expressions import EPS, Look
@@ -193,8 +194,8 @@ class Pool:
         attrs = session.attrs if session else entry.attrs
         ctx = {
             "Size": entry.size,
-            "Age": (machine.now_tick - entry.last_tick) * machine.tick_s,
-            "Last": entry.last_tick * machine.tick_s,
+            "Age": seconds(machine.now_tick - entry.last_tick, machine.tick_s),
+            "Last": seconds(entry.last_tick, machine.tick_s),
             "Queued": float(session is not None and session.status is Status.queued),
         }
         assert self.evict_key is not None
@@ -211,7 +212,7 @@ class Pool:
 
         def keys(waiting: Waiting) -> tuple:
             session = waiting.session
-            waited_s = (machine.now_tick - waiting.queued_tick) * machine.tick_s
+            waited_s = seconds(machine.now_tick - waiting.queued_tick, machine.tick_s)
             return key(Look(session.attrs, session.stream, session, {"Waited": waited_s}))
 
         return min(self.line, key=keys)

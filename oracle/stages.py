@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
 from serqjax.ir.structure import number
+from serqjax.ir.time import seconds
 from serqjax.report.raw import StageTotals
 
 from .expressions import RunError
@@ -130,7 +131,7 @@ class Stage:
             self.totals.wait_tick += wait_tick
             self.totals.service_tick += service_tick
         tick_s = machine.tick_s
-        self.estimate.feed(job.start_tick * tick_s, service_tick * tick_s, wait_tick * tick_s)
+        self.estimate.feed(*(seconds(tick, tick_s) for tick in (job.start_tick, service_tick, wait_tick)))
         job.present = False
         job.session.job = None
         job.session.state = job.then
@@ -166,7 +167,8 @@ class Fifo(Stage):
 
     def work(self) -> float:
         now_tick, tick_s = self.machine.now_tick, self.machine.tick_s
-        return sum((job.end_tick - now_tick) * tick_s for job in self.serving) + sum(job.work for job in self.line)
+        served = sum(seconds(job.end_tick - now_tick, tick_s) for job in self.serving)
+        return served + sum(job.work for job in self.line)
 
     def enter(self, job: Job) -> None:
         self.line.append(job)

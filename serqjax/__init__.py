@@ -18,6 +18,7 @@ from . import workloads as workloads
 from .api import check as check
 from .api import program as program
 from .api import run as run
+from .api import run_many as run_many
 from .api import run_reference as run_reference
 from .api import to_json as to_json
 from .cache import use_compilation_cache as use_compilation_cache

@@ -42,11 +42,14 @@ class PyserqRuns:
 
     def to_document(self) -> dict[str, Any]:
         """`report, verdict, requests` of one seed; `summary, runs, requests` of many."""
-        verdict = {"name": "drained" if self.drains else "horizon", "cause": "as far as pyserq says"}
+        verdict = "drained" if self.drains else "horizon"
+        cause = "as far as pyserq says"
         if not self.many:
-            return plain({"report": self.reports[0], "verdict": verdict, "requests": REQUESTS_UNKNOWN})
+            return plain(
+                {"report": self.reports[0], "verdict": verdict, "cause": cause, "requests": REQUESTS_UNKNOWN}
+            )
         runs = [
-            {"seed": seed, "verdict": verdict, "requests": REQUESTS_UNKNOWN, "report": report}
+            {"seed": seed, "verdict": verdict, "cause": cause, "requests": REQUESTS_UNKNOWN, "report": report}
             for seed, report in zip(self.seeds, self.reports)
         ]
         summary = {"seeds": len(self.seeds), "used": len(self.seeds), "means": self.means()}

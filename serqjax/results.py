@@ -18,6 +18,7 @@ from .ir.program import Program
 if TYPE_CHECKING:
     import polars
 
+    from .report.actions import ActionTable
     from .report.raw import RawRun
     from .report.requests import RequestTable
     from .report.summary import Summary
@@ -95,6 +96,16 @@ class Run:
         from .report.requests import request_counts
 
         return request_counts(self.raw)
+
+    @cached_property
+    def actions(self) -> ActionTable:
+        """Everything that was done, in order: `tick, time_s, kind, session, place, amount` (`.to_polars()`).
+
+        **Raises:** `ValueError` unless the run was made with `trace=True`.
+        """
+        from .report.actions import action_table
+
+        return action_table(self.program, self.raw)
 
     @property
     def samples(self) -> polars.DataFrame:

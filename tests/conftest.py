@@ -18,8 +18,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 from serqjax.cache import use_compilation_cache  # noqa: E402
+from serqjax.engine.xla import prepare  # noqa: E402
 
 use_compilation_cache()
+prepare()  # before any test uses JAX: XLA reads its flags once
 
 
 @pytest.fixture

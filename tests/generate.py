@@ -129,9 +129,14 @@ def engine(
     reserve: str | None = None, chunk: bool = False, serve: str = "admitted", queue: str | None = None,
     evict: str = "lru", preempt: str = "lifo", tail: bool = False, block: bool = True, tight: bool = True,
     slots_first: bool = False, extra_pool: bool = False, reserve_held: bool = False, slots: bool = True,
-    draws: str = "uniform", oversize: bool = False, warm: bool = False, budget: str = "number",
+    draws: str = "uniform", oversize: bool = False, warm: bool = False, budget: str = "number", history: bool = True,
+    alike: bool = False,
 ) -> Json:
-    """A program of one engine with a request pool and a KV pool, in many variations."""
+    """A program of one engine with a request pool and a KV pool, in many variations.
+
+    `multi`: several turns; `history`: a turn's prompt is all that was said before and the new part. `alike`: few
+    different sizes and times, so that much happens at one instant.
+    """
     b = Builder()
     b_size = rng.choice([1, 2, 4, 8, 16, 16, 32, 64]) if block else None
     n, o, start, t0 = b.attr("n", "Size"), b.attr("o", "Size"), b.attr("start", "Size"), b.attr("t0")
@@ -149,7 +154,14 @@ def engine(
     sessions: Json = None
     if arrival == "sessions":
         spread = rng.choice([0, 2, 8, 40])
-        sessions = explicit(
+        if alike:
+            sizes = [rng.randint(4, 12) for _ in range(2)]
+            lengths = [size + rng.randint(2, 4) for size in range(3)]
+            sessions = explicit(
+                rng, rng.randint(6, 14), [(start, lambda: float(rng.randint(0, 3))), (again, lambda: 0)],
+                [(n, lambda: rng.choice(sizes)), (o, lambda: rng.choice(lengths)),
+                 (think, lambda: rng.randint(0, 2))], 4)
+        sessions = sessions or explicit(
             rng, rng.randint(3, 14),
             [(start, lambda: rng.choice([0, float(rng.randint(0, spread)), grains(rng, 0, spread)])),
              (again, lambda: 0)],
@@ -157,10 +169,12 @@ def engine(
              (o, lambda: rng.choice([1, rng.randint(1, output_most), rng.randint(output_most // 2, output_most)])),
              (think, lambda: rng.choice([0, grains(rng, 0, 8)]))], 3 if multi else 1)
         totals = [[dict(map(tuple, turn)) for turn in row["turns"]] for row in sessions["Sessions"]]
-        longest = int(max(sum(t[n] + t[o] for t in turns) if multi else max(t[n] + t[o] for t in turns)
+        longest = int(max(sum(t[n] + t[o] for t in turns) if multi and history else max(t[n] + t[o] for t in turns)
                           for turns in totals))
     room = (rng.uniform(0.6, 1.2) if oversize else rng.uniform(3, 6) if not tight
             else rng.choice([1, 1, rng.uniform(1, 1.3), rng.uniform(1.3, 2)]))
+    if alike:  # several entries are kept, fewer than there are sessions
+        room = rng.uniform(2, 5)
     if not sessions and tight:  # sizes are drawn: most are far below the longest
         room *= rng.choice([0.75, 1])
     cap = max(unit, -(-int(room * longest) // unit) * unit)
@@ -255,7 +269,7 @@ def engine(
     ttft, response, seen = b.observe("ttft"), b.observe("response"), b.observe("seen")
 
     def serving() -> list[Json]:
-        prompt = add(at(hist), at(n)) if multi else at(n)
+        prompt = add(at(hist), at(n)) if multi and history else at(n)
         if form == "request":
             return [(S, {"Request": {"stage": ref(e), "input": prompt, "output": at(o)}}),
                     (S, see(ttft, sub(at(b.attr("first")), at(t0)))), (S, see(response, sub(ctx("Now"), at(t0))))]
@@ -382,7 +396,8 @@ def nested(rng: Random) -> Json:
     inner = [(S, work(a, add(num(grains(rng, 0, 1)), mul(at(SERIAL), num(rng.choice([0, 0.5])))))),
              (S, see(inner_seen, ctx("Now"))), (S, see(inner_seen, pool_state("Allocated", mem)))]
     outer = [(S, work(a, num(rng.choice([0.25, 0.5, 1])))), (S, hold([(mem, num(rng.randint(1, 8)), None)], inner)),
-             (S, work(tool, num(0))), (S, work(tool, num(rng.choice([0.5, 1.5])))), (S, see(inner_seen, pool_state("Holders", slots)))]
+             (S, work(tool, num(0))), (S, work(tool, num(rng.choice([0.5, 1.5])))),
+            (S, see(inner_seen, pool_state("Holders", slots)))]
     session = [(S, hold([(slots, num(1), None)], outer)), (S, see(done, ctx("Now")))]
     return b.finish(rng, {"Batch": rng.randint(3, 12)}, session, horizon=100)
 
@@ -420,6 +435,23 @@ def control(rng: Random) -> Json:
                         Body([(S, see(late, ctx("Now"))), (S, "End")]),
                         Body([(S, work(a, num(0))), (S, see(late, at(SERIAL)))])]})])
     return b.finish(rng, {"Batch": rng.randint(3, 9)}, [(S, {"Loop": loop})], horizon=80)
+
+
+def zero_work(rng: Random) -> Json:
+    """Runs of no work among sessions that are ready at the same instants."""
+    b = Builder()
+    i, w, u, start = b.attr("i"), b.attr("w", "Size"), b.attr("u", "Size"), b.attr("start", "Size")
+    mem = b.pool("mem", float(rng.randint(2, 5)))
+    tool = b.stage("tool", DELAY)
+    order = b.observe("order")
+    inner = [(S, work(tool, sub(at(w), num(1)))), (S, see(order, at(SERIAL))), (S, work(tool, num(1)))]
+    rounds = Body([(S, put(i, add(at(i), num(1)))), (S, work(tool, mul(at(w), op("Gt", at(i), num(1))))),
+                   (S, see(order, add(at(SERIAL), num(100)))), (S, hold([(mem, at(u), None)], inner))])
+    session = [(S, work(tool, at(start))), (S, {"While": [op("Lt", at(i), num(rng.randint(2, 4))), rounds]})]
+    arrivals = explicit(rng, rng.randint(4, 10), [
+        (start, lambda: float(rng.randint(0, 2))), (w, lambda: rng.choice([1, 1, 2])), (u, lambda: rng.randint(0, 2)),
+    ], [], 0)
+    return b.finish(rng, arrivals, session, horizon=60)
 
 
 def draws(rng: Random) -> Json:
@@ -558,7 +590,9 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "two_turns_cached": variant(engine, multi=True, cache="all", reuse="known"),
     "two_turns_stochastic": variant(engine, arrival="poisson", multi=True, cache="all", reuse="known", taking="chunk",
                                     draws="erlang"),
-    "over_reuse": variant(engine, cache="all", reuse="over", multi=False, cost=cost_unit),
+    "over_reuse": variant(engine, multi=True, history=False, cache="all", reuse="over", cost=cost_unit),
+    "shorter_turns": variant(engine, multi=True, history=False, cache="all", reuse="known", taking="chunk"),
+    "evict_ties": variant(engine, multi=True, history=False, cache="all", reuse="known", alike=True, cost=cost_unit),
     "fixed_reuse_cached_prompt": variant(engine, multi=True, cache="prompt", reuse="fixed", evict="last"),
     "unbounded_reuse": variant(engine, multi=True, cache="finished", evict="mixed", preempt="fifo"),
     "chunk_reserve": variant(engine, chunk=True, taking="chunk_cold", reserve="whole"),
@@ -617,6 +651,7 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "grow_tail": variant(growing, preempt=by(neg(ctx("Admission")), tail=True), block=True),
     "grow_none": variant(growing, preempt="None", block=True),
     "control": control,
+    "zero_work": zero_work,
     "draws": draws,
     "closed_network": closed_network,
 }

@@ -26,8 +26,8 @@ def prog(oracle_engine) -> ir.Program:
 
 
 def test_the_surface():
-    assert sorted(n for n in vars(sq) if n in {"program", "check", "run", "read", "Run", "Runs"}) == [
-        "Run", "Runs", "check", "program", "read", "run",
+    assert sorted(n for n in vars(sq) if n in {"program", "check", "run", "run_many", "read", "Run", "Runs"}) == [
+        "Run", "Runs", "check", "program", "read", "run", "run_many",
     ]
     assert callable(sq.check) and callable(sq.run)
     import serqjax.check.describe  # noqa: F401  (the room of the same name must not hide the function)
@@ -159,6 +159,83 @@ def test_progress_is_an_object(prog):
     recorder = Recorder()
     sq.run(prog, seeds=[4, 5], progress=recorder)
     assert recorder.said == [("start", 2), ("advance", 1), ("advance", 2), ("close",)]
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """`run_many` asks the oracle; the list tells what it was asked."""
+    import oracle
+
+    asked = []
+
+    def simulate_many(programs, seeds, *, progress, trace, check, stop_on_verdict):
+        asked.append((list(seeds), trace, check, stop_on_verdict))
+        return [oracle.simulate(p, s, trace=trace, check=check) for p, s in zip(programs, seeds)]
+
+    monkeypatch.setattr("serqjax.api._simulate_many", simulate_many)
+    return asked
+
+
+def test_many_programs_in_one_call(prog, many):
+    slower = sq.run(prog, params={"arrival.rate": 0.1}).program
+    runs = sq.run_many([slower, prog, prog], trace=True, check=True)
+    assert [run.seed for run in runs] == [11, 11, 11] and many == [([11, 11, 11], True, True, False)]
+    assert runs[0].program is slower and runs[0].report == sq.run(slower).report
+    assert runs[1].report == sq.run(prog).report == runs[2].report
+    again = sq.run_many(iter([prog, prog]), seeds=range(2), stop_on_verdict=True)
+    assert [run.report for run in again] == [sq.run(prog, seed=s).report for s in (0, 1)]
+    assert many[1] == ([0, 1], False, False, True)
+    assert sq.run_many([]) == []
+
+
+def test_many_programs_are_checked_before_any_runs(prog, many):
+    shared = ir.ProcessorSharing(ir.Num(1.0))
+    stages = tuple(msgspec.structs.replace(s, kind=shared) if s.name == "tool" else s for s in prog.stages)
+    outside = msgspec.structs.replace(prog, stages=stages)
+    endless = msgspec.structs.replace(prog, horizon_s=None)
+    with pytest.raises(sq.ProgramError) as caught:
+        sq.run_many([prog, outside, endless])
+    text = str(caught.value)
+    assert "programs[1]: " in text and "processor sharing" in text and "programs[2]: " in text
+    assert "programs[0]" not in text
+    with pytest.raises(ValueError, match="2 programs and 1 seeds"):
+        sq.run_many([prog, prog], [1])
+    with pytest.raises(ValueError, match="0 to 2\\^64 - 1"):
+        sq.run_many([prog], [2**64])
+    assert many == []
+
+
+def test_many_programs_interrupted(prog, many, monkeypatch):
+    monkeypatch.setattr("serqjax.api._simulate_many", lambda p, s, **o: [None] * len(p))
+    with pytest.raises(KeyboardInterrupt, match="2 of 2 programs"):
+        sq.run_many([prog, prog])
+
+
+def test_actions_are_kept_when_asked_for(prog, many):
+    run = sq.run_many([prog], trace=True)[0]
+    frame = run.actions.to_polars()
+    assert frame.columns == ["tick", "time_s", "kind", "session", "place", "amount"]
+    assert len(run.actions) == frame.height == len(run.raw.trace) and "actions)" in repr(run.actions)
+    assert [tuple(row) for row in run.actions] == frame.rows()
+    arrived = [row for row in run.actions if row.kind == "arrive"]
+    assert [row.session for row in arrived] == list(range(run.raw.arrivals)) and {row.place for row in arrived} == {""}
+    kv = frame.filter((frame["place"] == "kv") & (frame["kind"] == "admit"))
+    assert kv.height == run.raw.pools[[p.name for p in prog.pools].index("kv")].admissions
+    assert np.allclose(run.actions["time_s"], run.actions["tick"] * prog.tick_s)
+    with pytest.raises(KeyError, match="no column 'when'"):
+        run.actions["when"]
+    with pytest.raises(ValueError, match="trace=True"):
+        _ = sq.run_many([prog])[0].actions
+
+
+def test_run_passes_the_trace_on(prog, monkeypatch):
+    seen = {}
+    inner = sq.api._simulate
+    monkeypatch.setattr("serqjax.api._simulate", lambda p, s, **o: seen.update(o) or inner(p, s, **o))
+    sq.run(prog, trace=True)
+    assert seen["trace"] is True
+    sq.run(prog, seeds=[1, 2])
+    assert seen["trace"] is False
 
 
 def test_plot_gives_a_figure(prog, tmp_path):

@@ -8,13 +8,14 @@ asserted here are derived by hand, or say that the reference defines them otherw
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from compare_runs import first_difference, run_engine, run_everywhere
+from compare_runs import first_difference, run_engine, run_everywhere, run_together
 from ir14_builder import (
     DELAY,
     LIFO,
@@ -134,6 +135,33 @@ def unit_engine(
     return b.finish(Random(1), {"Sessions": sessions}, session, horizon=horizon)
 
 
+#: Programs of the plain engine U; they run as one batch.
+PLAIN: dict[str, Any] = {
+    "one request": unit_engine([(4, 3, 0)]),
+    "last chunk of one": unit_engine([(5, 2, 0)], budget=4),
+    "prompt of one": unit_engine([(1, 1, 0)]),
+    "preempted": unit_engine([(8, 5, 0), (8, 5, 0)], blocks=5),
+    "above the pool": unit_engine([(784, 1, 0), (785, 1, 1), (4, 1, 2)], budget=1024, block=16, blocks=49),
+    "growth above the pool": unit_engine([(4, 2, 0)], blocks=1),
+    "stuck after three": unit_engine([(6, 4, 0)], blocks=2),
+    "one block suffices": unit_engine([(4, 1, 0)], blocks=1),
+    "by whole sequence": unit_engine([(8, 6, 0), (12, 2, 1)], budget=6, blocks=4),
+    "blocked head": unit_engine([(8, 4, 0), (16, 1, 0.5), (2, 1, 0.6)], blocks=5),
+    "outgrown": unit_engine([[(1000 * k, 1, 0) for k in range(1, 6)]], budget=4000, block=4, blocks=625),
+    "late": unit_engine([(4, 1, 4.05974)]),
+    "equal times": unit_engine([(4, 2, 0)] * 3, slots=1),
+    "five": unit_engine([(4, 4, 0)] * 5, slots=1, horizon=10),
+    "three": unit_engine([(8, 5, 0), (8, 5, 0), (6, 9, 1.5)], blocks=6),
+    "between iterations": unit_engine([(4, 12, 0), (4, 1, 5.5)]),
+    "think": unit_engine([[(4, 3, 0), (4, 2, 0), (4, 1, 2.5)]]),
+}
+
+
+@cache
+def plain_runs() -> dict[str, tuple[Program, RawRun]]:
+    return dict(zip(PLAIN, run_together(list(PLAIN.values()))))
+
+
 def tokens(raw: RawRun, serial: int) -> list[float]:
     """Times of a session's tokens, seconds."""
     assert raw.trace is not None
@@ -163,7 +191,7 @@ def seconds(ticks: int) -> float:
 
 
 def test_row_01_02_07_one_request() -> None:
-    program, raw = run_everywhere(unit_engine([(4, 3, 0)]))
+    program, raw = plain_runs()["one request"]
     assert tokens(raw, 0) == [1, 2, 3]
     assert client(raw, "ttft") == [1.0]
     assert client(raw, "response") == [3.0]
@@ -175,7 +203,7 @@ def test_row_01_02_07_one_request() -> None:
 
 
 def test_row_04_last_prefill_token_is_no_decode() -> None:
-    _, raw = run_everywhere(unit_engine([(5, 2, 0)], budget=4))
+    _, raw = plain_runs()["last chunk of one"]
     assert [amount for *_, amount in actions(raw, Action.iteration)] == [4, 1, 1]
     assert tokens(raw, 0) == [2, 3]
     assert seconds(raw.stages[0].prefill_only_tick) == 2
@@ -184,14 +212,14 @@ def test_row_04_last_prefill_token_is_no_decode() -> None:
 
 
 def test_row_05_prompt_of_one() -> None:
-    _, raw = run_everywhere(unit_engine([(1, 1, 0)]))
+    _, raw = plain_runs()["prompt of one"]
     assert [amount for *_, amount in actions(raw, Action.iteration)] == [1]
     assert client(raw, "ttft") == [1.0] and client(raw, "response") == [1.0]
     assert raw.stages[0].decode_only_tick == 0 and seconds(raw.stages[0].prefill_only_tick) == 1
 
 
 def test_row_08_times_across_a_preemption() -> None:
-    program, raw = run_everywhere(unit_engine([(8, 5, 0), (8, 5, 0)], blocks=5))
+    program, raw = plain_runs()["preempted"]
     assert tokens(raw, 0) == [1, 2, 3, 4, 5]
     assert tokens(raw, 1) == [1, 6, 7, 8, 9]
     assert client(raw, "ttft") == [1.0, 1.0]  # the first delivery stands
@@ -241,8 +269,7 @@ def test_row_13_14_pooled_gaps_and_tpot_are_two_things() -> None:
 
 
 def test_row_19_a_prompt_above_the_pool_is_reported() -> None:
-    rows: list[Any] = [(784, 1, 0), (785, 1, 1), (4, 1, 2)]
-    _, raw = run_everywhere(unit_engine(rows, budget=1024, block=16, blocks=49))
+    _, raw = plain_runs()["above the pool"]
     admitted = [(s, amount) for _, s, pool, amount in actions(raw, Action.admit) if pool == 0]
     assert admitted == [(0, 784), (2, 16)]  # 49 blocks; the refused one blocks nobody
     assert [(t, s, amount) for t, s, _, amount in actions(raw, Action.reject)] == [(1, 1, 800)]
@@ -253,7 +280,7 @@ def test_row_19_a_prompt_above_the_pool_is_reported() -> None:
 
 def test_row_20_growth_of_a_lone_request_that_cannot_fit() -> None:
     # the known tokens (5) exceed the pool at the requeue: the reference rejects there, in the middle of the turn
-    _, raw = run_everywhere(unit_engine([(4, 2, 0)], blocks=1))
+    _, raw = plain_runs()["growth above the pool"]
     assert tokens(raw, 0) == [1]
     assert raw.pools[0].preemptions == 1
     assert [t for t, *_ in actions(raw, Action.reject)] == [1]
@@ -265,22 +292,24 @@ def test_row_20_growth_of_a_lone_request_that_cannot_fit() -> None:
 
 
 def test_row_22_the_last_token_is_not_stored() -> None:
-    _, raw = run_everywhere(unit_engine([(6, 4, 0)], blocks=2))
+    _, raw = plain_runs()["stuck after three"]
     assert tokens(raw, 0) == [1, 2, 3]  # the ninth token needs block 3
-    _, raw = run_everywhere(unit_engine([(4, 1, 0)], blocks=1))
+    _, raw = plain_runs()["one block suffices"]
     assert tokens(raw, 0) == [1] and raw.ended == 1 and raw.pools[0].preemptions == 0
 
 
-@pytest.mark.parametrize(("reserve", "preemptions"), [(None, 1), ("known", 0)])
-def test_row_23_admission_by_chunk_or_by_whole_sequence(reserve: str | None, preemptions: int) -> None:
-    _, raw = run_everywhere(unit_engine([(8, 6, 0), (12, 2, 1)], budget=6, blocks=4, reserve=reserve))
-    assert tokens(raw, 0) == [2, 3, 4, 5, 6, 7]
-    assert tokens(raw, 1) == [9, 10]
-    assert raw.pools[0].preemptions == preemptions
+def test_row_23_admission_by_chunk_or_by_whole_sequence() -> None:
+    _, whole = plain_runs()["by whole sequence"]
+    _, chunk = run_everywhere(unit_engine([(8, 6, 0), (12, 2, 1)], budget=6, blocks=4, reserve=None))
+    for raw in (whole, chunk):
+        assert tokens(raw, 0) == [2, 3, 4, 5, 6, 7]
+        assert tokens(raw, 1) == [9, 10]
+    assert whole.pools[0].preemptions == 0
+    assert chunk.pools[0].preemptions == 1
 
 
 def test_row_25_a_blocked_head_stops_the_line() -> None:
-    _, raw = run_everywhere(unit_engine([(8, 4, 0), (16, 1, 0.5), (2, 1, 0.6)], blocks=5))
+    _, raw = plain_runs()["blocked head"]
     assert tokens(raw, 0) == [1, 2, 3, 4]
     assert tokens(raw, 1) == [5] and tokens(raw, 2) == [6]
 
@@ -288,8 +317,7 @@ def test_row_25_a_blocked_head_stops_the_line() -> None:
 def test_row_26_a_stuck_instance_among_healthy_ones() -> None:
     healthy = unit_engine([(4, 2, 0)], blocks=2, reserve="wait")
     stuck = unit_engine([(4, 2, 0)], blocks=1, reserve="wait")
-    program, alone = run_everywhere(healthy)
-    other, _ = run_everywhere(stuck)
+    (program, alone), (other, _) = run_together([healthy, stuck])
     runs = run_engine([program] * 40 + [other] + [program] * 23)
     if runs is None:
         pytest.skip("the array engine is not there")
@@ -299,8 +327,7 @@ def test_row_26_a_stuck_instance_among_healthy_ones() -> None:
 
 
 def test_row_28_turns_that_outgrow_the_pool() -> None:
-    turns: list[Row] = [(1000 * k, 1, 0) for k in range(1, 6)]
-    _, raw = run_everywhere(unit_engine([turns], budget=4000, block=4, blocks=625))
+    _, raw = plain_runs()["outgrown"]
     status = [RequestStatus(int(s)) for s in raw.request_status]
     assert status == [RequestStatus.finished, RequestStatus.finished, RequestStatus.rejected]
     assert raw.ended == 1 and raw.live_at_end == 0
@@ -364,9 +391,19 @@ def test_row_32_reread_blocks_are_no_hits() -> None:
     assert observed(program, raw, "prefill") == [8, 8, 1]
 
 
-def test_row_34_35_a_hit_counts_once_with_chunks() -> None:
+@cache
+def prefix_runs() -> list[tuple[Program, RawRun]]:
     bound = mul(call("Floor", op("Div", sub(ctx("Known"), num(1)), num(4))), num(4))
-    program, raw = run_everywhere(unit_engine([[(4, 1, 0), (12, 1, 0)]], budget=4, cache=ctx("Input"), reuse=bound))
+    return run_together(
+        [
+            unit_engine([[(4, 1, 0), (12, 1, 0)]], budget=4, cache=ctx("Input"), reuse=bound),
+            unit_engine([[(40, 1, 0), (40, 1, 0)]], chunk=16, cache=ctx("Input"), reuse=bound),
+        ]
+    )
+
+
+def test_row_34_35_a_hit_counts_once_with_chunks() -> None:
+    program, raw = prefix_runs()[0]
     assert observed(program, raw, "reused") == [0, 4]
     assert observed(program, raw, "prefill") == [4, 8]
     assert [amount for *_, amount in actions(raw, Action.give)] == [4, 4, 4]
@@ -374,30 +411,25 @@ def test_row_34_35_a_hit_counts_once_with_chunks() -> None:
 
 
 def test_row_37_prefix_is_matched_before_chunking() -> None:
-    bound = mul(call("Floor", op("Div", sub(ctx("Known"), num(1)), num(4))), num(4))
-    program, raw = run_everywhere(unit_engine([[(40, 1, 0), (40, 1, 0)]], chunk=16, cache=ctx("Input"), reuse=bound))
+    program, raw = prefix_runs()[1]
     assert observed(program, raw, "prefill") == [40, 4]
     assert [amount for *_, amount in actions(raw, Action.give)] == [16, 16, 8, 4]
 
 
 def test_row_41_times_above_2_31_ticks() -> None:
-    _, raw = run_everywhere(unit_engine([(4, 1, 4.05974)]))
+    _, raw = plain_runs()["late"]
     assert raw.request_sent.tolist() == [4_059_740_000]
     assert raw.request_last.tolist() == [5_059_740_000]
 
 
 def test_row_44_equal_times_keep_the_order_of_input() -> None:
-    program, raw = run_everywhere(unit_engine([(4, 2, 0)] * 3, slots=1))
+    _, raw = plain_runs()["equal times"]
     assert client(raw, "ttft") == [1.0, 3.0, 5.0]
     assert raw.request_serial.tolist() == [0, 1, 2]
-    runs = run_engine([program] * 64)
-    if runs is not None:
-        assert all(first_difference(run, raw) is None for run in runs)
 
 
 def test_row_46_arrivals_after_the_horizon_do_not_count() -> None:
-    ir14 = unit_engine([(4, 4, 0)] * 5, slots=1, horizon=10)
-    program, _ = run_everywhere(ir14)
+    program, _ = plain_runs()["five"]
     assert isinstance(program.arrival, Listed)
     late = msgspec.structs.replace(program, arrival=msgspec.structs.replace(program.arrival, at=(0, 1, 2, 3, 50)))
     _, raw = run_everywhere(late)
@@ -408,19 +440,21 @@ def test_row_46_arrivals_after_the_horizon_do_not_count() -> None:
     assert status.count(RequestStatus.running) == 1 and status.count(RequestStatus.queued) == 1
 
 
-def test_row_47_same_scenario_twice_and_in_a_batch() -> None:
-    program, raw = run_everywhere(unit_engine([(8, 5, 0), (8, 5, 0), (6, 9, 1.5)], blocks=6))
+def test_row_44_47_same_scenario_twice_alone_and_anywhere_in_a_batch() -> None:
+    (program, raw), (other, other_raw) = plain_runs()["three"], plain_runs()["equal times"]
     first, second = run_engine([program]), run_engine([program])
     if first is None or second is None:
         pytest.skip("the array engine is not there")
-    many = run_engine([program] * 64)
+    many = run_engine([program, other] * 32)
     assert many is not None
-    for run in [*first, *second, many[0], many[33], many[63]]:
+    for run in [*first, *second, *many[0::2]]:
         assert first_difference(run, raw) is None
+    for run in many[1::2]:
+        assert first_difference(run, other_raw) is None
 
 
 def test_row_50_an_arrival_between_equal_iterations() -> None:
-    _, raw = run_everywhere(unit_engine([(4, 12, 0), (4, 1, 5.5)]))
+    _, raw = plain_runs()["between iterations"]
     assert tokens(raw, 0) == [float(k) for k in range(1, 13)]
     assert tokens(raw, 1) == [7]
     assert [t for t, s, pool, _ in actions(raw, Action.admit, 1)] == [6, 6]
@@ -429,7 +463,7 @@ def test_row_50_an_arrival_between_equal_iterations() -> None:
 
 
 def test_think_time_follows_the_end_of_the_turn() -> None:
-    _, raw = run_everywhere(unit_engine([[(4, 3, 0), (4, 2, 0), (4, 1, 2.5)]]))
+    _, raw = plain_runs()["think"]
     sent, last = raw.request_sent / S_TICK, raw.request_last / S_TICK
     assert sent[1] == last[0]  # think 0: equality
     assert sent[2] == last[1] + 2.5
@@ -437,10 +471,11 @@ def test_think_time_follows_the_end_of_the_turn() -> None:
 
 def test_order_of_service_moves_gaps_and_not_totals() -> None:
     rows: list[Any] = [(4, 6, 0), (30, 4, 1.5), (20, 3, 2.5)]
-    runs = []
-    for phase in (0, 1):
-        serve = [cond(ctx("Decoding"), num(phase), num(1 - phase))]
-        runs.append(run_everywhere(unit_engine(rows, budget=4, serve=serve, slots=3))[1])
+    sources = [
+        unit_engine(rows, budget=4, serve=[cond(ctx("Decoding"), num(phase), num(1 - phase))], slots=3)
+        for phase in (0, 1)
+    ]
+    runs = [raw for _, raw in run_together(sources)]
     assert runs[0].request_tokens.tolist() == runs[1].request_tokens.tolist() == [6, 4, 3]
     gaps = [[np.diff(tokens(run, s)).tolist() for s in range(3)] for run in runs]
     assert gaps[0] != gaps[1]

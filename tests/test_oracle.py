@@ -507,7 +507,7 @@ def test_the_command_prints_the_document(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["report"]["seed"] == 5 and document["verdict"]["name"] == "drained"
+    assert document["report"]["seed"] == 5 and document["verdict"] == "drained"
     assert document["requests"]["in"] == 3 and document["requests"]["finished"] == 3
     assert (tmp_path / "actions.txt").read_text().splitlines()[0] == "0.000000000 arrive 0 0 0"
     missing = subprocess.run([*command[:3], str(tmp_path / "no.json")], cwd=ROOT, capture_output=True, text=True)

@@ -1,13 +1,19 @@
 """Seeds per second of serqjax beside pyserq, the reference interpreter, on the same programs.
 
-    python experiments/bench/vs_pyserq.py [--quick] [--json] [--program NAME]... [--batch N] [--repeats R] [--threads T]
+    python experiments/bench/vs_pyserq.py [--quick] [--json] [--out FILE.json] [--program NAME]... [--batch N]
+                                          [--repeats R] [--threads T]
 
 Each repeat runs one batch of seeds in serqjax and then, at once, other seeds of the same program in pyserq in
 `--threads` threads (it does not hold the GIL while it runs), so that both meet the same machine. Medians of the
-repeats; the first call, which compiles, is timed apart. Full statistics on both sides. Result on stdout, progress on
+repeats. Compilation is apart: batches are run until one compiles nothing, and a repeat that still compiles (a table ran
+full for the first time) is counted there and run again. Full statistics on both sides. Result on stdout, progress on
 stderr. Needs pyserq.
 
-Without `--quick`: mm1 and the four vLLM loads at their whole horizon. With it: mm1 and `low`, shorter, a minute or so.
+Also printed: the memory of an instance as it ran, and the state of one with room for 1,000 live sessions, which with
+its tape must be below 2 MiB (exit 1 if not; the output buffers, drained between calls of the loop, are apart).
+
+Without `--quick`: mm1 and the four vLLM loads at their whole horizon. With it: mm1 and `low`, shorter, a few minutes
+(`--program` adds the others).
 """
 
 from __future__ import annotations
@@ -16,8 +22,6 @@ import argparse
 import dataclasses
 import importlib
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,7 +30,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import serqjax as sq
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import serqjax as sq  # noqa: E402
+from experiments.bench.machine import CompileClock, machine  # noqa: E402
+
+#: Bytes that state and tape of an instance with 1,000 live sessions may take.
+MEMORY_LIMIT = 2 << 20
+LIVE_SESSIONS = 1_000
+#: Seconds that pyserq runs in each repeat, about.
+BESIDE_S = 2.0
 
 MM1_DEPLOYMENT = """
 use "std/args";
@@ -182,21 +195,37 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def compare(name: str, span_s: tuple[float, float], batch: int, repeats: int, threads: int) -> dict[str, Any]:
+def compare(
+    name: str, span_s: tuple[float, float], batch: int, repeats: int, threads: int, clock: CompileClock
+) -> dict[str, Any]:
     """One row: seconds per batch, seeds per second of both sides, their ratio within each repeat."""
     with tempfile.TemporaryDirectory() as folder:
         ir14, prog = compile_load(LOADS[name], span_s, Path(folder))
     note(f"{name}: compiling for a batch of {batch}")
-    first_s, _ = run_serqjax(prog, range(batch))
-    beside = max(threads, min(batch, 4 * threads))  # seeds of pyserq a repeat; each is a whole run
-    ours, theirs, runs = [], [], None
-    for repeat in range(1, repeats + 1):
-        elapsed, runs = run_serqjax(prog, range(repeat * batch, (repeat + 1) * batch))
+    compile_before_s, seed = clock.total_s, 0
+    first_s, compiled = None, -1
+    while clock.compiled != compiled:
+        compiled = clock.compiled
+        elapsed, runs = run_serqjax(prog, range(seed, seed + batch))
+        first_s = elapsed if first_s is None else first_s
+        seed += batch
+    trial_s = run_pyserq(ir14, range(1_000_000, 1_000_000 + threads), threads)
+    # seeds of pyserq a repeat; each is a whole run
+    beside = threads * max(1, min(500, round(BESIDE_S / trial_s)))
+    ours, theirs, recompiled = [], [], 0
+    while len(ours) < repeats:
+        compiled = clock.compiled
+        elapsed, runs = run_serqjax(prog, range(seed, seed + batch))
+        seed += batch
+        if clock.compiled != compiled:
+            recompiled += 1
+            continue
         ours.append(batch / elapsed)
-        start = 1_000_000 + repeat * beside
+        start = 1_000_000 + len(ours) * beside
         theirs.append(beside / run_pyserq(ir14, range(start, start + beside), threads))
-        note(f"{name}: repeat {repeat} of {repeats}: serqjax {ours[-1]:.4g}, pyserq {theirs[-1]:.4g} seeds/s")
+        note(f"{name}: repeat {len(ours)} of {repeats}: serqjax {ours[-1]:.4g}, pyserq {theirs[-1]:.4g} seeds/s")
     assert runs is not None
+    used = memory(runs)
     return {
         "program": name,
         "horizon_s": span_s[0],
@@ -204,15 +233,17 @@ def compare(name: str, span_s: tuple[float, float], batch: int, repeats: int, th
         "settings": LOADS[name].settings,
         "batch": batch,
         "repeats": repeats,
+        "repeats_that_compiled": recompiled,
         "pyserq_threads": threads,
         "pyserq_seeds_per_repeat": beside,
         "first_call_s": first_s,
-        "compile_s": max(0.0, first_s - batch / statistics.median(ours)),
+        "compile_s": clock.total_s - compile_before_s,
         "serqjax_seeds_per_s": spread(ours),
         "pyserq_seeds_per_s": spread(theirs),
         "ratio": spread([a / b for a, b in zip(ours, theirs)]),
         "requests_per_seed": runs.request_counts["in"] / batch,
-        "memory_bytes_per_instance": memory(runs),
+        "memory_bytes_per_instance": used,
+        "memory_bytes_1000_live": memory_of(prog, used.get("tape", 0)),
     }
 
 
@@ -225,20 +256,19 @@ def memory(runs: sq.Runs) -> dict[str, int]:
     return kinds
 
 
-def machine() -> dict[str, Any]:
-    from importlib.metadata import version
+def memory_of(prog: sq.ir.Program, tape: int) -> dict[str, int]:
+    """Bytes of an instance with tables for `LIVE_SESSIONS`; its tape has the size that it had in the runs."""
+    from serqjax.engine.lane import Capacities, fields
+    from serqjax.engine.plan import make_plan
+    from serqjax.engine.result import Drained
 
-    import jax
-
+    slots = 1 << LIVE_SESSIONS.bit_length()
+    state = fields(make_plan(prog)[0], Capacities(slots=slots, entries=2 * slots, gaps=3 * slots), prog.tick_s)
     return {
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "backend": jax.default_backend(),
-        "serqjax": sq.__version__,
-        "pyserq": version("pyserq"),
-        "dtype": "int64, float64",
+        "slots": slots,
+        "state": sum(v.nbytes for k, v in state.items() if k not in Drained.NAMES),
+        "tape": tape,
+        "buffers": sum(v.nbytes for k, v in state.items() if k in Drained.NAMES),
     }
 
 
@@ -249,14 +279,17 @@ def note(text: str) -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"{'program':<10} {'batch':>6} {'serqjax seeds/s':>16} {'pyserq seeds/s':>15} {'ratio':>7} {'compile s':>10}"
-        "  bytes per instance"
+        "  bytes per instance; with 1,000 live sessions"
     ]
     for row in rows:
-        size = ", ".join(f"{kind} {n:,}" for kind, n in row["memory_bytes_per_instance"].items()) or "not reported"
+        sizes = [
+            ", ".join(f"{kind} {row[key][kind]:,}" for kind in ("state", "tape", "buffers"))
+            for key in ("memory_bytes_per_instance", "memory_bytes_1000_live")
+        ]
         ours, theirs, ratio = (row[key]["median"] for key in ("serqjax_seeds_per_s", "pyserq_seeds_per_s", "ratio"))
         lines.append(
             f"{row['program']:<10} {row['batch']:>6} {ours:>16.4g} {theirs:>15.4g} {ratio:>7.3g} "
-            f"{row['compile_s']:>10.3g}  {size}"
+            f"{row['compile_s']:>10.3g}  {'; '.join(sizes)}"
         )
     return "\n".join(lines)
 
@@ -272,6 +305,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Seeds per second of serqjax beside pyserq.")
     parser.add_argument("--quick", action="store_true", help="mm1 and low with short horizons, batch 64, 3 repeats")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--out", type=Path, help="also write the result to this file, as JSON")
     parser.add_argument("--program", action="append", choices=list(LOADS), help="only this one (may be repeated)")
     parser.add_argument("--batch", type=positive, help="seeds at once in serqjax (default 256; 64 with --quick)")
     parser.add_argument("--repeats", type=positive, help="paired repeats (default 10; 3 with --quick)")
@@ -284,7 +318,8 @@ def main() -> int:
         return 1
     # No `use_compilation_cache()`: the compile time is that of a first run.
     batch, repeats = chosen.batch or (64 if chosen.quick else 256), chosen.repeats or (3 if chosen.quick else 10)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    clock = CompileClock()
     for name, load in LOADS.items():
         if chosen.program and name not in chosen.program:
             continue
@@ -293,12 +328,16 @@ def main() -> int:
             if load.quick is None and not chosen.program:
                 continue
             span_s = load.quick or (300.0, 30.0)
-        rows.append(compare(name, span_s, batch, repeats, chosen.threads))
-    if chosen.json:
-        print(json.dumps({"machine": machine(), "programs": rows}, indent=1))
-    else:
-        print(table(rows))
-    return 0
+        rows.append(compare(name, span_s, batch, repeats, chosen.threads, clock))
+        result = json.dumps({"machine": machine(), "programs": rows}, indent=1)
+        if chosen.out:  # what is known so far is kept
+            chosen.out.parent.mkdir(parents=True, exist_ok=True)
+            chosen.out.write_text(result + "\n")
+    print(result if chosen.json else table(rows))
+    large = [r["program"] for r in rows if sum(r["memory_bytes_1000_live"][k] for k in ("state", "tape")) >= MEMORY_LIMIT]
+    if large:
+        note(f"state and tape of {', '.join(large)} exceed {MEMORY_LIMIT:,} bytes with {LIVE_SESSIONS:,} live sessions")
+    return 1 if large else 0
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ def unsupported(program: Program) -> list[Problem]:
                 _refuse(problems, path, where, "`Price`")
             elif isinstance(node, StageState) and node.fun in _ESTIMATES:
                 _refuse(problems, path, where, f"`{node.fun}`")
+            elif isinstance(node, PoolState) and position.moment == "release":
+                _refuse(problems, path, where, f"`{node.fun}` in `keep` (the pool is being given back)")
             elif isinstance(node, PoolState) and position.moment == "evict" and node.fun in ("CachedIn", "Allocated"):
                 _refuse(problems, path, where, f"`{node.fun}` of an entry's owner")
             elif isinstance(node, StageState) and position.moment == "evict" and node.fun == "BudgetLeft":

@@ -1,7 +1,7 @@
 """The access layer: the only way in which phases touch tables.
 
-A table is an array whose first axis (or last, where it says so) is the slot. All functions are written for one instance and are
-batched by `vmap`; a masked access reads row 0 or writes nothing.
+A table is an array whose first axis (or last, where it says so) is the slot. All functions are written for one
+instance and may be batched by `vmap`; a masked access reads some row or writes nothing.
 
 **Source:** `design.md`, section 4; `measurements.md`, points 3 and 5.
 """

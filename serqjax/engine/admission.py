@@ -101,15 +101,19 @@ class Header:
         done: dict[object, tuple[list[Value], list[Value], list[Value], Value]] = {}
 
         def budget_left(s: int) -> Value:
-            if plan.skeleton.pools[self_first].admit_via == plan.skeleton.stages[s].name:
+            if left is not None and plan.skeleton.pools[self_first].admit_via == plan.skeleton.stages[s].name:
                 return left
             from .views import open_budget
 
-            return jnp.where(stage == s, left, open_budget(w, s))
+            return open_budget(w, s) if left is None else jnp.where(stage == s, left, open_budget(w, s))
 
         for i, s in enumerate(plan.scopes):
             self_first = s.pools[0]
-            shape = (s.scope.lets, s.scope.reuse, tuple((p, t.units, t.reserve) for t, p in zip(s.scope.takes, s.pools)))
+            shape = (
+                s.scope.lets,
+                s.scope.reuse,
+                tuple((p, t.units, t.reserve) for t, p in zip(s.scope.takes, s.pools)),
+            )
             if shape not in done:
                 view = Attributes.__new__(Attributes)
                 view.w, view.slot, view.values = w, slot, list(base)
@@ -171,11 +175,7 @@ def candidate(w: Lane) -> tuple[Array, Array, Array]:
     found = jnp.int32(len(w.plan.skeleton.pools))
     growers = jnp.bool_(False)
     for pool in reversed(range(len(w.plan.skeleton.pools))):
-        lines = (
-            (w.queued[pool] > 0)
-            if w.plan.skeleton.pools[pool].admit_via is None
-            else jnp.bool_(False)
-        )
+        lines = (w.queued[pool] > 0) if w.plan.skeleton.pools[pool].admit_via is None else jnp.bool_(False)
         grow = (w.waits_n[pool] > 0) if w.has("waits_n") else jnp.bool_(False)
         hit = (lines | grow) & (w.sweep <= pool)
         found = jnp.where(hit, pool, found)
@@ -340,6 +340,11 @@ def select_victim(w: Lane, pool: int) -> tuple[Array, Array]:
             there = there | (w.stage == stage)
         holds = holds & there & (w.waits < 0)
     sequence = pack(w.adm, jnp.arange(w.adm.shape[0]))
+    if plan.holder_order[pool]:
+        places = w.hold_seq[pool]
+        for d in range(1, plan.depth):
+            places = jnp.minimum(places, w.hold_seq[plan.column(d, pool)])
+        sequence = pack(jnp.minimum(places, 1 << 41), jnp.arange(w.adm.shape[0]))
     keys: list[Value] = []
     if not plan.lifo(pool):
         rank = jnp.sum(holds[None, :] & (sequence[None, :] < sequence[:, None]), axis=1).astype(jnp.float64)
@@ -351,9 +356,9 @@ def select_victim(w: Lane, pool: int) -> tuple[Array, Array]:
             ctx={
                 "Now": lambda: now_s(w),
                 "Admission": lambda: rank,
-                "Decoding": lambda: ((w.mode == 1) & (w.stage >= 0)).astype(jnp.float64)
-                if w.has("mode")
-                else jnp.zeros_like(rank),
+                "Decoding": lambda: (
+                    ((w.mode == 1) & (w.stage >= 0)).astype(jnp.float64) if w.has("mode") else jnp.zeros_like(rank)
+                ),
                 "Position": lambda: position,
             },
             pool=pool_state(w, jnp.arange(w.adm.shape[0])),
@@ -376,6 +381,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
     w.s["preempted_pos"] = store_at(w.preempted_pos, jnp.maximum(pool, 0), slot, computed, on)
     attr_set(w, slot, "computed", computed, on)
     w.add_at("preemptions", pool, 1, on)
+    w.pick(on, watching=True)
     w.act(on, Action.preempt, load(w.serial, slot), pool, computed)
     alone = on & (victim == w.grow)
     for p in range(len(plan.skeleton.pools)):
@@ -391,7 +397,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
         w.add_at("stage_listed", stage, -1, listed & ~planned)
         w.put("give_key", slot, -1, on)
         w.put("preempted", slot, True, on)
-        w.pick(on & w.planning, preempting=True)
+        w.pick(on & w.planning & (stage == w.cursor), preempting=True)
     leave_everything(w, slot, on)
     w.pick(on, unwind=victim, unwind_how=PREEMPT, unwind_pool=pool)
 
@@ -484,7 +490,7 @@ def eviction_keys(w: Lane, pool: int) -> list[Value]:
         ctx={
             "Now": lambda: now_s(w),
             "Size": lambda: w.entry_size,
-            "Age": lambda: now_s(w) - seconds(w, w.entry_last),
+            "Age": lambda: seconds(w, w.now - w.entry_last),
             "Last": lambda: seconds(w, w.entry_last),
             "Queued": lambda: waiting.astype(jnp.float64),
         },
@@ -529,7 +535,7 @@ def allocate(w: Lane) -> None:
 
 
 def take_order(w: Lane) -> tuple[list[Array], list[bool]]:
-    """Place of each pool among the takes of the scope that the ask admits (-1: not taken), and which pools any scope takes."""
+    """Place of each pool among the takes of the scope that the ask admits (-1: not taken); which pools any takes."""
     n = len(w.plan.skeleton.pools)
     order = np.full((max(1, len(w.plan.scopes)), n), -1, np.int32)
     for i, s in enumerate(w.plan.scopes):
@@ -577,6 +583,11 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
         w.add("admissions", pool, 1, here)
         w.add("holders", pool, 1, here & ~table(outside)[jnp.maximum(scope, 0), pool])
     w.s["grown"] = store_at(w.grown, depth, slot, False, on)
+    if w.has("hold_seq"):
+        for pool, some in enumerate(taken):
+            if some:
+                here = on & (order[pool] >= 0)
+                w.s["hold_seq"] = store_at(w.hold_seq, depth * n + pool, slot, w.adm_seq, here)
     w.put("scope", slot, scope, on)
     w.put("admitting", slot, -1, on)
     w.put("admitted", slot, True, on)
@@ -587,4 +598,3 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
     w.make_ready(slot, on)
     if w.has("run_ready"):
         w.pick(on & w.planning, run_ready=True)
-

@@ -121,7 +121,7 @@ def advance(w: Lane) -> None:
     bounded = w.job.horizon < FAR
     to_come = w.next_arrive < FAR
     empty = (w.live == 0) & ~to_come
-    drained = empty & (~bounded | (w.job.limit < FAR))
+    drained = empty & (w.job.limit < FAR)
     stuck = (kind == 0) & (w.live > 0)
     stopped = w.job.stop & (stuck | w.livelock)
     over = (kind == 0) | (tick > w.job.horizon) | (~bounded & w.livelock)
@@ -243,6 +243,8 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.last = jnp.where(token, w.now, w.last)
     w.last_stage = jnp.where(token, stage, w.last_stage)
     w.decoded = w.decoded | decode
+    if w.has("watching"):
+        w.pick(jnp.any(token), watching=False, seen_n=0)
     w.preempted = w.preempted & ~token
     record_tokens(w, stage, token, decode)
     n_done = jnp.sum(done)

@@ -25,6 +25,7 @@ from ..ir.expr import (
     Call,
     Cond,
     Ctx,
+    Distribution,
     Expr,
     Inf,
     Num,
@@ -35,7 +36,7 @@ from ..ir.expr import (
     Unary,
 )
 from ..tape import draws
-from ..tape.rounding import product
+from ..tape.rounding import product, quotient
 from .plan import Plan
 
 Value = Any  # a float64 array, scalar or vector over a table
@@ -128,16 +129,16 @@ def _truth(x: Value) -> Value:
     return x.astype(jnp.float64)
 
 
-def _sample(dist: str, args: tuple[Expr, ...], env: Env, live: Value) -> Value:
+def _sample(dist: Distribution, args: tuple[Expr, ...], env: Env, live: Value) -> Value:
     if dist == "Erlang":
         assert isinstance(args[0], Num)
         literal = Num(-args[0].value - 1.0)  # the skeleton keeps it so (ir/structure.py)
-        values = (literal, evaluate(args[1], env, live))
+        values: tuple[Any, ...] = (literal, evaluate(args[1], env, live))
         args = (literal, *args[1:])
     else:
         values = tuple(evaluate(a, env, live) for a in args)
     count = draws.draw_count(dist, args)
-    us = env.draw(count, live) if count and env.draw is not None else None
+    us: Any = env.draw(count, live) if count and env.draw is not None else None
     return draws.draw(dist, args, values, us)
 
 
@@ -151,7 +152,7 @@ _BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: product(*jnp.broadcast_arrays(a, b)),
-    "Div": lambda a, b: a / b,
+    "Div": quotient,
     "Pow": jnp.power,
     "Lt": lambda a, b: _truth(a < b),
     "Le": lambda a, b: _truth(a <= b),

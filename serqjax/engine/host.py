@@ -42,6 +42,7 @@ from .xla import prepare
 TURNS_A_CALL = 20_000
 #: Instances of one unit of work on a CPU. One size for every batch, so that a program compiles once.
 UNIT = 8
+TAPE_BYTES = 1 << 16
 
 #: An instance that is over: its place in the batch, its result, and the fault that ended it.
 Finished = tuple[int, RawRun, Fault]
@@ -63,7 +64,7 @@ def simulate(
     - `program`: a checked program. `seeds`: unsigned 64-bit, one instance each.
     - `trace`: keep the action trace. `check`: verify the ownership equation after every action.
     - `stop_on_verdict`: end an instance at a livelock or deadlock instead of at its horizon.
-    - `capacities`: first sizes of the tables (None: chosen); a table that runs full is enlarged and its instances run again.
+    - `capacities`: sizes of the tables. None: chosen; a table that runs full is enlarged and its instances run again.
     - `progress`: told the number of finished instances.
 
     **Returns:** one `RawRun` per seed; None where Ctrl-C came before it finished.
@@ -91,26 +92,47 @@ def simulate_many(
     capacities: Capacities | None = None,
     progress: AbstractProgress = NoProgress(),
 ) -> list[RawRun | None]:
-    """Run structurally equal programs, each with its own seed, as one batch. See `simulate`."""
+    """Run programs, each with its own seed; those of one structure share a compiled loop. See `simulate`."""
     if len(programs) != len(seeds):
         raise ValueError(f"{len(programs)} programs and {len(seeds)} seeds: give as many of one as of the other")
     if not programs:
         return []
-    distinct: dict[int, int] = {}
-    unique: list[Program] = []
-    which = []
-    for program in programs:
-        if id(program) not in distinct:
-            distinct[id(program)] = len(unique)
-            unique.append(program)
-        which.append(distinct[id(program)])
-    problems = unsupported(unique[0])
-    if problems:
-        raise ProgramError(problems)
+    made: dict[int, tuple[Plan, tuple[float, ...], tuple[int, ...]]] = {}
+    groups: dict[Plan, list[int]] = {}
+    for i, program in enumerate(programs):
+        if id(program) not in made:
+            problems = unsupported(program)
+            if problems:
+                raise ProgramError(problems)
+            made[id(program)] = make_plan(program)
+        groups.setdefault(made[id(program)][0], []).append(i)
     prepare()
+    results: list[RawRun | None] = [None] * len(programs)
+    shared = SharedProgress(progress, len(programs))
     with settings():
-        batch = Batch.build(unique, which, list(seeds), Config(check=check, together=jax.default_backend() != "cpu"), trace, stop_on_verdict)
-        return batch.run(capacities, progress)
+        for plan, members in groups.items():
+            config = Config(check=check, together=jax.default_backend() != "cpu")
+            batch = Batch.build(
+                plan, made, [programs[i] for i in members], [seeds[i] for i in members], config, trace, stop_on_verdict
+            )
+            for i, run in zip(members, batch.run(capacities, shared)):
+                results[i] = run
+            if shared.interrupted:
+                break
+    progress.close()
+    return results
+
+
+class SharedProgress:
+    """One progress for several batches."""
+
+    def __init__(self, progress: AbstractProgress, total: int):
+        self.progress, self.done, self.interrupted = progress, 0, False
+        progress.start(total)
+
+    def add(self, finished: int) -> None:
+        self.done += finished
+        self.progress.advance(self.done)
 
 
 @contextlib.contextmanager
@@ -137,23 +159,26 @@ class Batch:
 
     @classmethod
     def build(
-        cls, programs: list[Program], which: list[int], seeds: list[int], config: Config, trace: bool, stop: bool
-    ) -> Batch:
-        made = [make_plan(p) for p in programs]
-        plan = made[0][0]
-        for i, (other, _, _) in enumerate(made):
-            if other != plan:
-                raise ValueError(f"program {i} differs from program 0 in more than numbers: run it in a batch of its own")
+        cls, plan: Plan, made: dict[int, Any], programs: list[Program], seeds: list[int], config: Config, trace: bool,
+        stop: bool,
+    ) -> Batch:  # fmt: skip
+        """`made`: numbers and integers of each program, by identity; equal programs are stored once."""
+        places: dict[int, int] = {}
+        unique = []
+        for program in programs:
+            if id(program) not in places:
+                places[id(program)] = len(unique)
+                unique.append(program)
         return cls(
             plan=plan,
             config=config,
             trace=trace,
-            programs=programs,
-            which=which,
+            programs=unique,
+            which=[places[id(p)] for p in programs],
             seeds=seeds,
-            numbers=np.asarray([m[1] for m in made], np.float64).reshape(len(made), -1),
-            integers=np.asarray([m[2] for m in made], np.int64).reshape(len(made), -1),
-            data=jax.tree.map(jnp.asarray, session_data(programs)),
+            numbers=np.asarray([made[id(p)][1] for p in unique], np.float64).reshape(len(unique), -1),
+            integers=np.asarray([made[id(p)][2] for p in unique], np.int64).reshape(len(unique), -1),
+            data=jax.tree.map(jnp.asarray, session_data(unique)),
             stop=stop,
         )
 
@@ -163,16 +188,16 @@ class Batch:
         slots = 32
         while slots < known + 1:
             slots *= 2
-        return Capacities(slots=slots, entries=2 * slots)
+        # sessions on the tape between two refills: 64 KiB of it, so that a refill is rare and the tape stays in cache
+        ahead = min(1024, max(64, TAPE_BYTES // (8 * self.plan.tape_width)))
+        return Capacities(slots=slots, entries=2 * slots, ahead=ahead)
 
-    def run(self, capacities: Capacities | None, progress: AbstractProgress) -> list[RawRun | None]:
+    def run(self, capacities: Capacities | None, progress: SharedProgress) -> list[RawRun | None]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
         results: list[RawRun | None] = [None] * len(self.seeds)
         todo = list(range(len(self.seeds)))
         cap = capacities or self.auto()
         size = len(todo) if self.config.together else UNIT
-        progress.start(len(todo))
-        done = 0
         stop = threading.Event()
         workers = 1 if self.config.together else max(1, min(cores(), -(-len(todo) // size)))
         pool = ThreadPoolExecutor(max_workers=workers)
@@ -181,20 +206,21 @@ class Batch:
                 units = [todo[i : i + size] for i in range(0, len(todo), size)]
                 again, larger = [], cap
                 for finished in as_completed([pool.submit(self.run_unit, unit, cap, size, stop) for unit in units]):
+                    kept = 0
                     for index, run, fault in finished.result():
                         if fault in (Fault.slots, Fault.entries) and capacities is None:
                             again.append(index)
                             larger = _enlarged(larger, cap, fault)
                         else:
                             results[index] = run
-                            done += 1
-                    progress.advance(done)
+                            kept += 1
+                    progress.add(kept)
                 todo, cap = sorted(again), larger
         except KeyboardInterrupt:
             stop.set()  # units end at their next look at the host
+            progress.interrupted = True
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-            progress.close()
         return results
 
     # ------------------------------------------------------------ one call of the loop after the other
@@ -212,7 +238,7 @@ class Batch:
         cap = dataclasses.replace(
             cap,
             gaps=max(cap.gaps, 3 * cap.slots),
-            actions=(2048 + 2 * action_margin(plan, cap.slots)) if self.trace else 0,
+            actions=(16384 + 2 * action_margin(plan, cap.slots)) if self.trace else 0,
         )
         lanes = todo + [todo[0]] * (size - len(todo))
         which = np.asarray([self.which[i] for i in lanes])

@@ -34,6 +34,8 @@ ADMIT, GIVE, GROW, REGROW = 1, 2, 3, 4
 NEWCOMER, HEAD, TAIL = 1, 2, 3
 
 RUNNING = -1
+#: `adm` of a session that was never admitted, plus its place among those that joined a step stage.
+NEVER_ADMITTED = 1 << 40
 #: Times that a session may become ready at one instant.
 MOST_READY = 1000
 
@@ -147,6 +149,13 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "requests": full((cap.requests, len(REQUEST_COLUMNS)), 0, i64),
         "requests_n": full((), 0, i32),
     }
+    if plan.has_holds or plan.step_stages:
+        state |= {
+            # latest admission number; a session never admitted stands after all others, in the order of joining
+            "adm": full((S,), NEVER_ADMITTED, i64),
+            "adm_seq": full((), 0, i64),
+            "join_seq": full((), 0, i64),
+        }
     if plan.has_timed:
         state |= {
             "wake": full((S,), FAR, i64),
@@ -168,8 +177,6 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "line_since": full((S,), 0, i64),
             "requeued": full((S,), False, bool),
             "admitted": full((S,), False, bool),
-            "adm": full((S,), 0, i64),
-            "adm_seq": full((), 0, i64),
             "alloc": full((H, S), 0.0, f64),
             "pos": full((H, S), 0.0, f64),
             "grown": full((plan.depth, S), False, bool),
@@ -218,9 +225,16 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "stuck": full((S,), False, bool),
             "hopeless": full((S,), False, bool),
             "unwind_pool": full((), -1, i32),
+            # preempted since the last token; fingerprints of the states since then
+            "watching": full((), False, bool),
+            "seen": full((16,), 0, i64),
+            "seen_n": full((), 0, i64),
+            "anchor": full((), 0, i64),
             "preemptions": full((P,), 0, i64),
             "stuck_n": full((P,), 0, i64),
         }
+    if any(plan.holder_order):
+        state["hold_seq"] = full((H, S), FAR, i64)  # place of each hold in its pool's list of holders
     if plan.has_cache:
         C = cap.entries
         state |= {
@@ -328,7 +342,7 @@ class Data:
     """Sessions as data, shared by all instances: `[programs, ...]`, read at `Job.which`.
 
     `at` `[programs, sessions]` ticks (`FAR` past the last); `values` `[programs, sessions, attrs]` and `turns`
-    `[programs, rows, attrs]` float64 with NaN for "keep"; `turn_start`, `turn_count` `[programs, scripts]`; `scripts` `[programs]`.
+    `[programs, rows, attrs]` float64 with NaN for "keep"; `turn_start`, `turn_count` `[programs, scripts]`.
     """
 
     at: Array
@@ -417,19 +431,30 @@ class Lane:
         return (self.verdict == RUNNING) & ~self.stall & (self.fault == 0)
 
     @property
-    def idle(self) -> Array:
-        """No action is half done."""
+    def between(self) -> Array:
+        """No action but a growth is half done."""
         calm = self.running & (self.unwind < 0) & (self.sweep >= len(self.plan.skeleton.pools))
         if self.has("join"):
             calm &= (self.join < 0) & (self.ask < 0)
-        if self.has("grow"):
-            calm &= self.grow < 0
         return calm
+
+    @property
+    def growing_now(self) -> Array:
+        return self.grow >= 0 if self.has("grow") else jnp.bool_(False)
+
+    @property
+    def idle(self) -> Array:
+        """No action is half done."""
+        return self.between & ~self.growing_now
+
+    def bump(self, name: str, mask: Array) -> None:
+        """Count one more where `mask`."""
+        self.s[name] = self.s[name] + mask.astype(self.s[name].dtype)
 
     def make_ready(self, slot: Array, mask: Array) -> None:
         """Append a session to the ready list; too often at one instant is an error of the program."""
         self.put("ready", slot, pack(self.ready_seq, slot), mask)
-        self.ready_seq = self.ready_seq + mask
+        self.bump("ready_seq", mask)
         again = load(self.ready_at, slot) == self.now
         times = jnp.where(again, load(self.ready_n, slot) + 1, 1)
         self.put("ready_at", slot, self.now, mask)
@@ -448,4 +473,4 @@ class Lane:
             return
         row = jnp.stack([jnp.asarray(x).astype(jnp.float64) for x in (self.now, kind, serial, place, amount)])
         self.s["actions"] = store(self.actions, self.actions_n, row, mask)
-        self.actions_n = self.actions_n + mask
+        self.bump("actions_n", mask)

@@ -17,15 +17,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from ..tape.chacha import uniforms
-from ..tape.streams import SESSION_OWN, SESSION_WORKLOAD, arrival_seed, machine_seed, sub_seed
 from ..ir.program import Poisson, Renewal
+from ..tape.chacha import uniforms
+from ..tape.rounding import quotient
+from ..tape.streams import SESSION_OWN, SESSION_WORKLOAD, arrival_seed, machine_seed, sub_seed
 from .access import LANES, OneByOne, Together
 from .expr import Draws, Env, evaluate
 from .lane import RUNNING, Data, Job, Tape
 from .plan import Plan
 from .step import Config, turn
-
+from .views import rounded_ticks
 
 #: Machine draws kept on the tape between two refills.
 MACHINE_AHEAD = 512
@@ -104,9 +105,9 @@ def gaps(plan: Plan, ahead: int, numbers: Array, seed: Array, base: Array) -> Ar
         first = jnp.maximum(base - 1, 0)
         u = uniforms(arrival_seed(seed), first, ahead)
         # session 0 comes at time 0 and draw n precedes session n + 1
-        seconds = -jnp.log(1.0 - u) / env.number(arrival.rate)
+        seconds = quotient(-jnp.log(1.0 - u), env.number(arrival.rate))
         shifted = jnp.concatenate([jnp.zeros((1,)), seconds[:-1]])
-        return _ticks(plan, jnp.where(base == 0, shifted, seconds))
+        return rounded_ticks(jnp.where(base == 0, shifted, seconds), plan.skeleton.tick_s)
     if not count:
         seconds = jnp.broadcast_to(evaluate(arrival.gap, env), (ahead,))
     else:
@@ -116,12 +117,7 @@ def gaps(plan: Plan, ahead: int, numbers: Array, seed: Array, base: Array) -> Ar
             return evaluate(arrival.gap, Env(plan, numbers, draw=Draws(row, 0).take))
 
         seconds = jax.vmap(gap)(u)
-    return jnp.where(seconds > 0, _ticks(plan, seconds), -1)
-
-
-def _ticks(plan: Plan, seconds: Array) -> Array:
-    ticks = jnp.rint(seconds / plan.skeleton.tick_s)
-    return jnp.where(ticks < 2.0**60, ticks, 2.0**60).astype(jnp.int64)
+    return jnp.where(seconds > 0, rounded_ticks(seconds, plan.skeleton.tick_s), -1)
 
 
 def _draws(plan: Plan, seed: Array, serials: Array, turn_no: Array, own: Array) -> Array:
@@ -174,7 +170,7 @@ def final_needs(plan: Plan) -> Callable[..., Any]:
         needs = []
         for pool in range(len(plan.skeleton.pools)):
             exists, slot = select_waiting(w, pool, pool)
-            header = Header(w, slot, jnp.float64(jnp.inf), jnp.int32(-1))
+            header = Header(w, slot, None, jnp.int32(-1))
             row = []
             for p in range(len(plan.skeleton.pools)):
                 over = jnp.bool_(False)

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from ..ir.program import Closed
 from ..report.raw import Action, RequestStatus
-from .access import load, load_at, pack, store, store_at
+from .access import FAR, load, load_at, pack, store, store_at
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, HEAD, LEAVE, PREEMPT, REJECT, TAIL, Lane
@@ -106,7 +106,10 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
                 want = jnp.where(scope == i, keeps[pool, keep], want)
         kept = jnp.float64(0.0)
         if plan.caching[pool]:
-            w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
+            kept_by = table(
+                [k.scope.takes[k.pools.index(pool)].keep is not None if pool in k.pools else False for k in plan.scopes]
+            )[jnp.maximum(scope, 0)]
+            w.fail(here & kept_by & ~(want >= -1e-9), Fault.bad_amount, slot, pool)
             computed = jnp.where(grown | (how == PREEMPT), pos, alloc)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         alloc, here, kept = w.fence(alloc, here, kept)
@@ -114,6 +117,8 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
         nested = table([_held_outside(plan, i, pool) for i in range(len(plan.scopes))])[jnp.maximum(scope, 0)]
         w.add("holders", pool, -1, here & ~nested)
         w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)
+        if w.has("hold_seq"):
+            drop_holder(w, slot, pool, depth, here)
         if "preempted_pos" in w.s:
             w.s["preempted_pos"] = store_at(w.preempted_pos, jnp.int32(pool), slot, -1.0, here & (how == LEAVE))
         act_at(w, here, Action.release, load(w.serial, slot), pool, alloc, base, 2 * order)
@@ -125,11 +130,22 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             act_at(w, caches, Action.cache, load(w.serial, slot), pool, kept, base, 2 * order + 1)
     w.s["grown"] = store_at(w.grown, depth, jnp.maximum(slot, 0), False, on)
     if w.has("stuck"):
-        w.put("stuck", slot, False, on & (how == LEAVE))
         w.put("hopeless", slot, False, on & (how == LEAVE))
     if base is not None:
         sizes = table([2 * len(s.pools) for s in plan.scopes])[jnp.maximum(scope, 0)]
         w.actions_n = jnp.where(on, base + sizes, base).astype(jnp.int32)
+
+
+def drop_holder(w: Lane, slot: Array, pool: int, depth: Array, on: Array) -> None:
+    """A release removes the session's first entry in the list of holders: its outer holds move to the next places."""
+    columns = [w.plan.column(d, pool) for d in range(w.plan.depth)]
+    places = [load_at(w.hold_seq, jnp.int32(c), slot) for c in columns]
+    for d, column in enumerate(columns):
+        deeper = jnp.int64(FAR)
+        for inner in places[d + 1 :]:
+            deeper = jnp.minimum(deeper, inner)
+        moved = jnp.where(depth == d, FAR, jnp.where(deeper < FAR, deeper, places[d]))
+        w.s["hold_seq"] = store_at(w.hold_seq, jnp.int32(column), slot, moved, on & (places[d] < FAR))
 
 
 def _held_outside(plan: object, scope: int, pool: int) -> bool:
@@ -137,7 +153,9 @@ def _held_outside(plan: object, scope: int, pool: int) -> bool:
     return parent >= 0 and bool(plan.innermost[parent, pool] >= 0)  # type: ignore[attr-defined]
 
 
-def act_at(w: Lane, mask: Array, kind: int, serial: Value, place: int, value: Value, base: Value, offset: Value) -> None:
+def act_at(
+    w: Lane, mask: Array, kind: int, serial: Value, place: int, value: Value, base: Value, offset: Value
+) -> None:
     """Write an action row at a place of its own; rows nobody writes are cleared first and dropped when read."""
     if base is None:
         return
@@ -145,9 +163,7 @@ def act_at(w: Lane, mask: Array, kind: int, serial: Value, place: int, value: Va
     w.s["actions"] = store(w.actions, base + offset, row, mask)
 
 
-def add_entry(
-    w: Lane, slot: Array, pool: int, size: Value, mask: Array, attrs: Attributes, *, dead: bool
-) -> None:
+def add_entry(w: Lane, slot: Array, pool: int, size: Value, mask: Array, attrs: Attributes, *, dead: bool) -> None:
     """A new cache entry of a session (it replaces its own), or a dead one that nobody can consume."""
     free = jnp.argmax(w.entry_size <= 0).astype(jnp.int32)
     index, old = own_entry(w, pool, slot)
@@ -162,7 +178,17 @@ def add_entry(
 
 
 def put_entry(
-    w: Lane, at: Array, pool: Value, slot: Array, size: Value, last: Value, seq: Value, attrs: Value, mask: Array, *, dead: bool
+    w: Lane,
+    at: Array,
+    pool: Value,
+    slot: Array,
+    size: Value,
+    last: Value,
+    seq: Value,
+    attrs: Value,
+    mask: Array,
+    *,
+    dead: bool,
 ) -> None:
     w.put("entry_pool", at, pool, mask)
     w.put("entry_owner", at, -1 if dead else load(w.serial, slot), mask)
@@ -183,11 +209,8 @@ def finish_session(w: Lane, slot: Array, mask: Array) -> None:
     """The session is gone: its slot is free, under a closed population the next one starts."""
     serial = load(w.serial, slot)
     rejected = w.unwind_how == REJECT
-    if w.plan.has_turn:
-        close_request(w, slot, RequestStatus.rejected, mask & rejected)
-    else:
-        status = jnp.where(rejected, int(RequestStatus.rejected), int(RequestStatus.finished))
-        close_request(w, slot, status, mask)
+    status = jnp.where(rejected, int(RequestStatus.rejected), int(RequestStatus.finished))
+    close_request(w, slot, status, mask)
     for pool, spec in enumerate(w.plan.skeleton.pools):
         if spec.on_end == "free" and w.plan.caching[pool]:
             index, size = own_entry(w, pool, slot)
@@ -234,9 +257,9 @@ def join_line(w: Lane) -> None:
                 continue
             key = (pool, take.oversize)
             if key not in seen:
-                seen[key] = jnp.maximum(evaluate(take.oversize, env), 0.0)
+                seen[key] = evaluate(take.oversize, env)
             mine = on & (scope == i)
-            w.fail(mine & ~(seen[key] >= 0), Fault.bad_amount, slot, pool)
+            w.fail(mine & ~(seen[key] >= -1e-9), Fault.bad_amount, slot, pool)
             if not plan.finite[pool]:
                 continue
             need = round_up(w, pool, seen[key])
@@ -261,4 +284,3 @@ def join_line(w: Lane) -> None:
     w.tail_seq = w.tail_seq + (joins & ~head)
     w.add_at("queued", first, 1, joins)
     w.pick(on, join=-1)
-

@@ -328,9 +328,16 @@ class Plan:
     def memory_stages(self) -> dict[int, tuple[int, ...]]:
         """Step stages whose memory a pool is."""
         return {
-            p: tuple(i for i in self.step_stages if self.stages[i].memory == p)
-            for p in range(len(self.skeleton.pools))
+            p: tuple(i for i in self.step_stages if self.stages[i].memory == p) for p in range(len(self.skeleton.pools))
         }
+
+    @functools.cached_property
+    def holder_order(self) -> tuple[bool, ...]:
+        """Pools whose victims stand in the order of their holder entries: no step stage has them as memory."""
+        return tuple(
+            p.preempt is not None and self.growing[i] and not self.memory_stages[i]
+            for i, p in enumerate(self.skeleton.pools)
+        )
 
     def lifo(self, pool: int) -> bool:
         preempt = self.skeleton.pools[pool].preempt
@@ -407,7 +414,8 @@ class Plan:
 
     @functools.cached_property
     def respond_states(self) -> tuple[bool, ...]:
-        return tuple(any(isinstance(op, Respond) for op in s.ops) for s in self.states)
+        """States that may end a request: `Respond`, or a `Turn` that ends the one before."""
+        return tuple(any(isinstance(op, (Respond, Turn)) for op in s.ops) for s in self.states)
 
     def is_forward(self, i: int, name: str) -> bool:
         return self.state_index[name] > i
@@ -436,5 +444,3 @@ def _shape(form: IntForm, integers: list[int]) -> CostShape:
             terms.append((name, len(integers) - 1))
         return IntAffine(constant, tuple(terms))
     return type(form)(tuple(_shape(part, integers) for part in form.parts))
-
-

@@ -15,14 +15,15 @@ from jaxtyping import Array
 from ..ir.fixed import FIXED_BITS, VARIABLE_SCALE, IntAffine, IntMax
 from ..ir.program import Step
 from ..report.raw import Action
-from .access import FAR, SLOT_BITS, load, load_at, pack
+from . import livelock
+from .access import FAR, SLOT_BITS, load, load_at, pack, when
 from .admission import EPS, select
 from .clock import append_in_order, next_event
 from .expr import Draws, Env, Value, evaluate
 from .faults import Fault
-from .lane import EVENT, GIVE, STAGES, Lane
+from .lane import EVENT, GIVE, NEVER_ADMITTED, STAGES, Lane
 from .plan import CostShape
-from .views import budget_and_chunk, columns, memory_held, now_s, pool_state, residents_ctx, stage_state
+from .views import budget_and_chunk, columns, memory_held, now_s, pool_state, residents_ctx, rounded_ticks, stage_state
 
 
 def start_plan(w: Lane) -> None:
@@ -51,7 +52,7 @@ def start_plan(w: Lane) -> None:
         b, c = budget_and_chunk(w, stage, draws, begins & (found == stage))
         budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
     w.drawn = draws.at + w.tape.machine_base
-    w.fail(begins & ~(budget >= -1e-9), Fault.bad_amount, -1, found)
+    w.fail(begins & ~((budget >= -1e-9) & (chunk >= -1e-9)), Fault.bad_amount, -1, found)
     w.pick(
         begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
         chunk=chunk, listed=0, preempting=False, stopped=False,
@@ -68,14 +69,14 @@ def give_next(w: Lane) -> Array:
     plan = w.plan
     on = w.idle & w.planning & (w.cur < 0) & ~w.run_ready & (w.spawning == 0)
     here = (w.stage == w.cursor) & (w.considered != w.plan_seq)
-    sequence = pack(w.adm, jnp.arange(w.adm.shape[0])) if w.has("adm") else pack(w.entered, jnp.arange(w.stage.shape[0]))
+    sequence = pack(w.adm, jnp.arange(w.adm.shape[0]))
     found, slot = select([], sequence, here)
     for stage in plan.step_stages:
         kind = plan.stages[stage].kind
         if kind.serve.keys:
             context = residents_ctx(w, stage) | {
                 "Decoding": lambda: (w.mode == 1).astype(jnp.float64),
-                "Admission": lambda: w.adm.astype(jnp.float64),
+                "Admission": lambda: jnp.where(w.adm < NEVER_ADMITTED, w.adm.astype(jnp.float64), jnp.inf),
                 "Remaining": lambda: w.work,
             }
             env = Env(
@@ -188,6 +189,15 @@ def finish_plan(w: Lane, over: Array) -> None:
     w.decode_batch = w.decode_batch + jnp.where(counted, n_decode, 0)
     w.decode_step_tick = w.decode_step_tick + jnp.where(counted, span, 0)
     record_gives(w, stage, mask, works, tokens)
+    if plan.preempts and livelock.decisive(plan) is not None:
+        watched = works & w.watching
+
+        def body(s: dict[str, Array]) -> dict[str, Array]:
+            inner = Lane(s, w.plan, w.job, w.data, w.tape, w.go, w.lanes)
+            livelock.watch(inner, watched)
+            return inner.s
+
+        w.s.update(when(w.lanes, watched, body, w.s))
     w.pick(over, planning=False, run_ready=False, cursor=stage + 1)
     w.pick(over & (stage == plan.step_stages[-1]), focus=EVENT)
 
@@ -214,12 +224,10 @@ def cost(
         return whole >> FIXED_BITS, whole & ((1 << FIXED_BITS) - 1), value <= 0
     values = dict(sums, Attn=sums["Attn"] * 0.5)
     context = {name: (lambda v=v: v) for name, v in values.items()} | {"Now": lambda: now_s(w)}
-    env = Env(
-        plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w), draw=draws.take
-    )
+    env = Env(plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w), draw=draws.take)
     seconds = evaluate(kind.cost, env, live)
     seconds = jnp.maximum(seconds, 0.0)
-    ticks = jnp.rint(seconds / plan.skeleton.tick_s).astype(jnp.int64)
+    ticks = rounded_ticks(seconds, plan.skeleton.tick_s)
     return ticks, jnp.int64(0), ~(seconds > 0)
 
 

@@ -66,7 +66,10 @@ def raw_run(
     needs: np.ndarray,
     trace: bool,
 ) -> RawRun:
-    """One instance. `s`: its final arrays; `needs`: `[lines, pools]`, what each line's selected hold asks above a cap (-1: nothing)."""
+    """One instance.
+
+    `s`: its final arrays. `needs` `[lines, pools]`: what each line's selected hold asks above a cap (-1: nothing).
+    """
     verdict, cause = verdict_of(plan, program, s)
     horizon = ticks(number(program, program.horizon_s), program.tick_s)
     samples = sample_rows(plan, drained.all("samples", lane, 3))
@@ -136,9 +139,7 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             return Verdict.error, f"failed to drain {live} active sessions within horizon {seconds:g}"
         warmup = ticks(number(program, program.warmup_s), program.tick_s)
         if 0 < warmup and int(s["end_tick"]) <= warmup:
-            return Verdict.error, (
-                f"arrivals drained at {seconds:g} before or at warmup {warmup * program.tick_s:g}"
-            )
+            return Verdict.error, (f"arrivals drained at {seconds:g} before or at warmup {warmup * program.tick_s:g}")
     if verdict == Verdict.deadlock:
         return verdict, who_waits(plan, s)
     if verdict == Verdict.livelock:
@@ -224,7 +225,7 @@ def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int)
     if "preemptions" in s:
         t.preemptions = int(s["preemptions"][i])
         t.stuck = int(s["stuck_n"][i])
-    lines = np.nonzero(needs[:, i] >= 0)[0]
+    lines = np.nonzero(needs[:, i] >= 0)[0] if s["fault"] == Fault.none else ()
     if len(lines):
         t.over_cap, t.over_cap_queue = float(needs[lines[0], i]), int(lines[0])
     if "waits" in s:

@@ -31,6 +31,7 @@ from ..ir.program import (
     Respond,
     Run,
     Set,
+    State,
     Step,
     Turn,
 )
@@ -39,9 +40,8 @@ from .access import FAR, SLOT_BITS, load, pack, store_column
 from .clock import schedule_key
 from .expr import Draws, Env, Value, evaluate
 from .faults import Fault
-from .lane import END, GROW, LEAVE, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
 from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, to_ticks
-
 
 # ---------------------------------------------------------------- start
 
@@ -52,7 +52,8 @@ def begin(w: Lane) -> None:
     arrival = w.plan.skeleton.arrival
     w.pick(on, warm=w.job.warmup <= 0)
     if w.plan.open_arrivals:
-        w.pick(on, next_arrive=w.tape.gap[0], arrive_key=w.event_seq << SLOT_BITS)
+        w.fail(on & (w.tape.gap[0] < 0), Fault.gap)
+        w.pick(on, next_arrive=jnp.maximum(w.tape.gap[0], 0), arrive_key=w.event_seq << SLOT_BITS)
         w.event_seq = w.event_seq + on
     elif isinstance(arrival, (Closed, Batch)):
         n = Env(w.plan, w.job.numbers).number(arrival.n)
@@ -69,7 +70,8 @@ def begin(w: Lane) -> None:
 def spawn(w: Lane) -> None:
     """Start one session: its attributes, its tape row, its place at the end of the ready list."""
     plan = w.plan
-    ready = w.idle & w.started & (w.spawning > 0) & (w.cur < 0)
+    # also in the middle of somebody's growth: a population that is closed respawns inside the end of a session
+    ready = w.between & w.started & (w.spawning > 0) & ((w.cur < 0) | w.growing_now)
     row = (w.arrived - w.tape.base).astype(jnp.int32)
     on_tape = (row >= 0) & (row < w.tape.gap.shape[0])
     w.pick(ready & ~on_tape, stall=True)
@@ -108,6 +110,8 @@ def spawn(w: Lane) -> None:
     w.put("draws_own", slot, 0, on)
     w.put("own", slot, 0, on)
     w.put("ready_at", slot, -1, on)
+    if w.has("adm"):
+        w.put("adm", slot, NEVER_ADMITTED, on)
     w.put("script", slot, script, on)
     w.put("open", slot, False, on)
     if not plan.has_turn:
@@ -214,6 +218,11 @@ def run_op(
                 w.add("cached", pool, -size, gone)
 
 
+def plan_implicit(state: State, turn: Turn) -> bool:
+    """Whether a `Turn` has no `Respond` before it in its state."""
+    return not any(isinstance(op, Respond) for op in state.ops[: state.ops.index(turn)])
+
+
 class Pass:
     """One pass of the current session over all states."""
 
@@ -309,8 +318,13 @@ class Pass:
                 self.on = self.on & ((self.pc != i) | here)
             before = self.own_draws.at
             for op in state.ops:
+                if isinstance(op, Require):
+                    run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
+                    here = here & (self.w.fault == 0)  # nothing happens after an error
+                    self.on = self.on & (self.w.fault == 0)
+                    continue
                 if isinstance(op, Turn):
-                    self.turn(here)
+                    self.turn(here, plan_implicit(state, op))
                 elif isinstance(op, Respond):
                     close_request(self.w, self.slot, RequestStatus.finished, here)
                     self.responded = self.responded | here
@@ -320,19 +334,25 @@ class Pass:
             self.own_left = self.own_left - (self.own_draws.at - before)
             self.fence()
 
-    def turn(self, here: Array) -> None:
-        """The next turn: count it, take the scripted attributes, draw the workload's."""
+    def turn(self, here: Array, implicit: bool) -> None:
+        """The next turn: count it, take the scripted attributes, draw the workload's.
+
+        `implicit`: no `Respond` stands before it in its state, so it ends the turn before itself.
+        """
         w, plan = self.w, self.plan
+        if implicit:
+            close_request(w, self.slot, RequestStatus.finished, here)
+            self.responded = self.responded | here
         self.turns = self.turns + here
         self.attrs.set("turn_no", self.turns.astype(jnp.float64), here)
         w.put("turns", self.slot, self.turns, here)
         script = load(w.script, self.slot)
-        names: tuple[str, ...] = ()
-        if isinstance(plan.skeleton.arrival, Listed) and plan.skeleton.arrival.turn_attrs:
+        names: tuple[str, ...] | None = None
+        if isinstance(plan.skeleton.arrival, Listed):
             names = plan.skeleton.arrival.turn_attrs
         if plan.skeleton.trace is not None:
             names = plan.skeleton.trace.attrs
-        if names:
+        if names is not None:
             which = w.job.which
             script = jnp.clip(script, 0, w.data.turn_start.shape[1] - 1)
             count = w.data.turn_count[which, script]
@@ -341,7 +361,8 @@ class Pass:
             scripted = here & (self.turns <= count)
             for i, name in enumerate(names):
                 self.attrs.set(name, row[i], scripted & ~jnp.isnan(row[i]))
-            self.attrs.set("more", (self.turns < count).astype(jnp.float64), here)
+            # a session without a script keeps its `more`
+            self.attrs.set("more", (self.turns < count).astype(jnp.float64), here & (count > 0))
         start = plan.init_draws + jnp.maximum(self.turn_row, 0) * plan.turn_draws
         cursor = Draws(self.row, start)
         env = Env(plan, w.job.numbers, attr=self.attrs.get, ctx={"Now": lambda: now_s(w)}, draw=cursor.take)
@@ -368,7 +389,9 @@ class Pass:
                 self.jump(i, then, here)
             case Branch(test, then, orelse):
                 value = evaluate(test, self.env(), here)
-                w.fail(here & (value != 0.0) & (value != 1.0), Fault.guard, self.slot, i)
+                bad = here & (value != 0.0) & (value != 1.0)
+                w.fail(bad, Fault.guard, self.slot, i)
+                self.on, here = self.on & ~bad, here & ~bad
                 self.jump(i, then, here & (value == 1.0))
                 self.jump(i, orelse, here & (value != 1.0))
             case Enter(name, _):
@@ -381,6 +404,7 @@ class Pass:
             case Grow(ref, units, then, _):
                 pool = plan.pool(ref)
                 value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
+                self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
                 self.grow_pool = jnp.where(here, pool, self.grow_pool)
                 self.grow_units = jnp.where(here, value, self.grow_units)
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
@@ -397,6 +421,7 @@ class Pass:
         """Enter a stage, or go to the end of the ready list when there is nothing to do."""
         w, plan = self.w, self.plan
         value = amount(w, evaluate(work, self.env(), here), here, Fault.bad_amount, self.slot, i)  # type: ignore[arg-type]
+        self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
         nothing = here & (value <= 0.0)
         enters = here & (value > 0.0)
         if mode == "Decode":
@@ -431,9 +456,7 @@ class Pass:
         w.pick(on & self.leave, unwind=slot, unwind_how=LEAVE)
         w.pick(on & self.end, unwind=slot, unwind_how=END)
         if w.has("join"):
-            w.pick(
-                on & (self.enter_scope >= 0), join=slot, join_scope=self.enter_scope, join_how=NEWCOMER
-            )
+            w.pick(on & (self.enter_scope >= 0), join=slot, join_scope=self.enter_scope, join_how=NEWCOMER)
         if w.has("grow"):
             grows = on & (self.grow_pool >= 0)
             column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(self.grow_pool, 0)]
@@ -462,6 +485,9 @@ class Pass:
             w.put("column", slot, self.run_column, steps)
             w.put("give_key", slot, -1, steps)
             w.put("considered", slot, -1, steps)
+            never = steps & (load(w.adm, slot) >= NEVER_ADMITTED)
+            w.put("adm", slot, NEVER_ADMITTED + w.join_seq, never)
+            w.bump("join_seq", never)
         if plan.has_timed:
             timed = on_kind(Delay)
             if plan.fifo_stages:

@@ -44,7 +44,13 @@ class Config:
 
 
 def turn(
-    plan: Plan, config: Config, state: dict[str, Array], job: Job, data: Data, tape: Tape, go: Array,
+    plan: Plan,
+    config: Config,
+    state: dict[str, Array],
+    job: Job,
+    data: Data,
+    tape: Tape,
+    go: Array,
     lanes: AbstractLanes,
 ) -> dict[str, Array]:
     """The state of one instance after one loop turn (vmapped with the axis name `lanes`)."""
@@ -106,7 +112,7 @@ def settle(w: Lane) -> None:
     done = quiet & ~again
     if w.plan.step_stages:
         w.pick(done, focus=STAGES, cursor=0)
-        w.pick(w.run_ready & w.idle & (w.cur < 0) & (jnp.min(w.ready) >= FAR), run_ready=False)
+        w.pick(w.run_ready & w.idle & (w.cur < 0) & (w.spawning == 0) & (jnp.min(w.ready) >= FAR), run_ready=False)
     else:
         w.pick(done, focus=EVENT)
 

@@ -10,7 +10,8 @@ from jaxtyping import Array
 
 from ..ir.expr import Inf
 from ..ir.program import Fifo, Step
-from ..tape.rounding import product
+from ..ir.time import ticks_per_s
+from ..tape.rounding import product, quotient
 from .access import load
 from .expr import Draws, Env, evaluate
 from .lane import Lane
@@ -29,7 +30,7 @@ def round_up(w: Lane, pool: int, units: Value) -> Value:
     if block is None:
         return units
     size = Env(w.plan, w.job.numbers).number(block)
-    return jnp.ceil(units / size) * size
+    return jnp.ceil(quotient(units, size)) * size
 
 
 def round_down(w: Lane, pool: int, units: Value) -> Value:
@@ -37,12 +38,15 @@ def round_down(w: Lane, pool: int, units: Value) -> Value:
     if block is None:
         return units
     size = Env(w.plan, w.job.numbers).number(block)
-    return jnp.floor(units / size) * size
+    return jnp.floor(quotient(units, size)) * size
 
 
 def seconds(w: Lane, ticks: Value) -> Value:
     """Ticks in seconds, rounded before anything is subtracted from it."""
     span = ticks.astype(jnp.float64)
+    per_s = ticks_per_s(w.plan.skeleton.tick_s)
+    if per_s:
+        return quotient(span, jnp.full_like(span, per_s))
     return product(span, jnp.full_like(span, w.plan.skeleton.tick_s))
 
 
@@ -52,7 +56,13 @@ def now_s(w: Lane) -> Value:
 
 def to_ticks(w: Lane, seconds: Value) -> Value:
     """Seconds as ticks, half to even; infinite and huge spans end beyond every horizon."""
-    ticks = jnp.rint(seconds / w.plan.skeleton.tick_s)
+    return rounded_ticks(seconds, w.plan.skeleton.tick_s)
+
+
+def rounded_ticks(seconds: Value, tick_s: float) -> Value:
+    """See `to_ticks`."""
+    seconds = jnp.asarray(seconds)
+    ticks = jnp.rint(quotient(seconds, jnp.full_like(seconds, tick_s)))
     return jnp.where(ticks < 2.0**60, ticks, 2.0**60).astype(jnp.int64)
 
 

@@ -16,15 +16,17 @@ from .verdict import final_verdict
 
 
 def run_document(program: Program, raw: RawRun) -> dict[str, Any]:
-    """One seed: `{"report", "verdict": {"name", "cause"}, "requests", "latency"}`.
+    """One seed: `{"report", "verdict", "cause", "requests", "latency"}`.
 
     `report` has the reference's fields and definitions (its p99 is that of the samples made; `latency`
     counts the unfinished).
     """
+    verdict = final_verdict(program, raw)
     return plain(
         {
             "report": reference_report(program, raw),
-            "verdict": final_verdict(program, raw).to_dict(),
+            "verdict": verdict.name,
+            "cause": verdict.cause,
             "requests": request_counts(raw),
             "latency": one_run(program, raw),
         }
@@ -32,14 +34,20 @@ def run_document(program: Program, raw: RawRun) -> dict[str, Any]:
 
 
 def batch_document(program: Program, raws: Sequence[RawRun], summary: Summary | None = None) -> dict[str, Any]:
-    """Many seeds: `{"summary", "runs": [{"seed", "verdict", "requests", "report"}...], "requests"}`.
+    """Many seeds: `{"summary", "runs": [{"seed", "verdict", "cause", "requests", "report"}...], "requests"}`.
 
     `requests` counts all runs together.
     """
     raws = list(raws)
     summary = summarize(program, raws) if summary is None else summary
     runs = [
-        {"seed": raw.seed, "verdict": verdict.to_dict(), "requests": request_counts(raw), "report": report}
+        {
+            "seed": raw.seed,
+            "verdict": verdict.name,
+            "cause": verdict.cause,
+            "requests": request_counts(raw),
+            "report": report,
+        }
         for raw, verdict, report in zip(raws, summary.verdicts, summary.reports)
     ]
     return plain({"summary": summary.to_dict(), "runs": runs, "requests": summary.requests})

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..ir import time
+from ..ir.time import ticks_per_s
+
 #: Whole doubles at or above this print as they are (they no longer hold every integer).
 _WHOLE_BELOW = 2.0**53
-
-
-def ticks_per_s(tick_s: float) -> int | None:
-    """Ticks in a second when that is a whole number, else None."""
-    per_s = round(1.0 / tick_s) if tick_s <= 1.0 else 0
-    return per_s if per_s and abs(per_s * tick_s - 1.0) < 1e-12 else None
 
 
 def seconds(tick: Any, tick_s: float) -> Any:
@@ -24,12 +21,10 @@ def seconds(tick: Any, tick_s: float) -> Any:
     A division by the whole number of ticks in a second is rounded correctly (1500 s stay 1500.0);
     a multiplication by 1e-9 is not.
     """
-    per_s = ticks_per_s(tick_s)
     if isinstance(tick, np.ndarray):
+        per_s = ticks_per_s(tick_s)
         return tick / per_s if per_s else tick * tick_s
-    if per_s:
-        return tick / per_s
-    return float(tick) * tick_s
+    return time.seconds(tick, tick_s)
 
 
 def ratio(top: float | int, bottom: float | int) -> float:

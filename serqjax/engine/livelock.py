@@ -1,0 +1,109 @@
+"""Livelock by returning state: a state of the whole instance that comes back with no token between.
+
+A state can return only through a preemption, so states are compared at iteration starts from the first preemption
+after a token on. A state is compared by a 64-bit fingerprint; the latest `REMEMBERED` ones are kept, and one more
+at every power of two, so that a longer cycle is found too, within three of its lengths.
+
+**Source:** `design.md`, section 2.7; oracle: `oracle/progress.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from ..ir.expr import Attr, Ctx, Expr, Sample
+from ..ir.program import Drop, Require, Set
+from ..ir.structure import walk
+from .access import FAR
+from .lane import Lane
+from .plan import Plan
+
+REMEMBERED = 16
+
+
+def decisive(plan: Plan) -> tuple[str, ...] | None:
+    """Attributes on which something other than an observation depends; None if decisions read the clock or draw."""
+    p = plan.skeleton
+    assigned: list[tuple[str, Expr]] = [
+        (op.attr, op.value) for ops in (p.turn, *(s.ops for s in p.states)) for op in ops if isinstance(op, Set)
+    ]
+    assigned += [(let.attr, let.value) for scope in p.scopes for let in scope.lets]
+    parts: list[Any] = [p.pools, p.stages, *((s.takes, s.reuse) for s in p.scopes), *(s.exit for s in p.states)]
+    parts += [op for s in p.states for op in s.ops if isinstance(op, (Drop, Require))]
+    read: set[str] = set()
+    todo = list(parts)
+    while todo:
+        part = todo.pop()
+        for _, node in walk(part):
+            if isinstance(node, Sample) or node == Ctx("Now"):
+                return None
+            if isinstance(node, Attr) and node.name not in read:
+                read.add(node.name)
+                todo.extend(value for name, value in assigned if name == node.name)
+    return tuple(sorted(read))
+
+
+def _mix(x: Array) -> Array:
+    x = x.astype(jnp.uint64)
+    x = (x ^ (x >> 30)) * jnp.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> 27)) * jnp.uint64(0x94D049BB133111EB)
+    return x ^ (x >> 31)
+
+
+def _bits(x: Array) -> Array:
+    if x.dtype == jnp.float64:
+        return lax.bitcast_convert_type(x + 0.0, jnp.uint64)  # -0 and 0 are one value
+    return x.astype(jnp.int64).astype(jnp.uint64)
+
+
+def _places(sequence: Array, mask: Array) -> Array:
+    """Place of each row in the order of its sequence number, -1 outside the mask."""
+    place = jnp.sum(mask[None, :] & (sequence[None, :] < sequence[:, None]), axis=1)
+    return jnp.where(mask, place, -1)
+
+
+def fingerprint(w: Lane) -> Array:
+    """The state apart from the clock, as one number: sequence numbers as places, times relative to now."""
+    live = w.pc >= 0
+    columns = [
+        w.serial, w.pc, w.stage, w.line, w.admitting, w.scope, w.waits, w.mode, w.requeued, w.work, w.waits_units,
+        _places(w.line_seq, w.line >= 0), _places(w.waits_key, w.waits >= 0), _places(w.adm, live),
+        _places(w.ready, w.ready < FAR),
+    ]  # fmt: skip
+    columns += [w.alloc[i] for i in range(w.alloc.shape[0])] + [w.pos[i] for i in range(w.pos.shape[0])]
+    columns += [w.attr[:, w.plan.attr_index[name]] for name in decisive(w.plan) or ()]
+    if w.has("wake"):
+        columns.append(jnp.where(w.wake < FAR, w.wake - w.now, -1))
+    total = jnp.uint64(0)
+    row = jnp.arange(w.pc.shape[0]).astype(jnp.uint64) * jnp.uint64(0x9E3779B97F4A7C15)
+    for i, column in enumerate(columns):
+        total = total + jnp.sum(jnp.where(live, _mix(_bits(column) + row + jnp.uint64(i + 1)), jnp.uint64(0)))
+    if w.has("entry_size"):
+        alive = w.entry_size > 0
+        place = _places(w.entry_seq, alive).astype(jnp.uint64) * jnp.uint64(0xD1B54A32D192ED03)
+        for i, column in enumerate((w.entry_size, w.entry_owner, w.entry_pool)):
+            mixed = _mix(_bits(column) + place + jnp.uint64(1000 + i))
+            total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
+    ends = jnp.where(w.stage_end < FAR, w.stage_end - w.now, -1)
+    arrive = jnp.where(w.next_arrive < FAR, w.next_arrive - w.now, -1)
+    for i, value in enumerate((ends, arrive, w.used, w.cached)):
+        shift = jnp.arange(max(1, value.size)).astype(jnp.uint64)[: value.size].reshape(value.shape)
+        total = total + jnp.sum(_mix(_bits(value) + shift * jnp.uint64(7919) + jnp.uint64(2000 + i)))
+    return lax.bitcast_convert_type(_mix(total), jnp.int64)
+
+
+def watch(w: Lane, starts: Array) -> None:
+    """At the start of an iteration: has this state been there since the last token?"""
+    on = starts & w.watching & ~w.livelock
+    state = fingerprint(w)
+    known = jnp.arange(REMEMBERED) < w.seen_n
+    returned = jnp.any(known & (w.seen == state)) | ((w.seen_n > 0) & (w.anchor == state))
+    w.livelock = w.livelock | (on & returned)
+    w.put("seen", (w.seen_n % REMEMBERED).astype(jnp.int32), state, on)
+    n = w.seen_n + 1
+    w.pick(on & ((n & (n - 1)) == 0), anchor=state)
+    w.pick(on, seen_n=n)
