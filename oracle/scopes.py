@@ -180,7 +180,8 @@ def give_back(machine: Machine, session: Session, *, finished: bool) -> OpenScop
         kept, keep = 0.0, scope.keep[hold.take]
         if keep is not None:
             ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
-            want = amount(keep(Look(session.attrs, session.stream, session, ctx)))
+            value = keep(Look(session.attrs, session.stream, session, ctx))
+            want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
             computed = hold.pos if opened.grown or not finished else released
             kept = pool.down(min(want, computed))
         if pool.pool.uncached == "in_order" and released > kept:

@@ -334,7 +334,8 @@ def main() -> int:
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
             chosen.out.write_text(result + "\n")
     print(result if chosen.json else table(rows))
-    large = [r["program"] for r in rows if sum(r["memory_bytes_1000_live"][k] for k in ("state", "tape")) >= MEMORY_LIMIT]
+    kinds = ("state", "tape")
+    large = [r["program"] for r in rows if sum(r["memory_bytes_1000_live"][k] for k in kinds) >= MEMORY_LIMIT]
     if large:
         note(f"state and tape of {', '.join(large)} exceed {MEMORY_LIMIT:,} bytes with {LIVE_SESSIONS:,} live sessions")
     return 1 if large else 0

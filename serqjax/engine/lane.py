@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -317,9 +317,7 @@ def keyed_eviction_reads_attrs(plan: Plan) -> bool:
     return any(isinstance(n, Attr) for p in plan.skeleton.pools for _, n in walk(p.evict))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(eqx.Module):
     """What varies between instances of one plan; all arrays, batched by `vmap` except `data`.
 
     - `numbers` `[numbers]` float64; `integers` `[integers]` int64: the program's numbers and cost integers.
@@ -336,9 +334,7 @@ class Job:
     stop: Array  # end at a livelock or deadlock
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Data:
+class Data(eqx.Module):
     """Sessions as data, shared by all instances: `[programs, ...]`, read at `Job.which`.
 
     `at` `[programs, sessions]` ticks (`FAR` past the last); `values` `[programs, sessions, attrs]` and `turns`
@@ -352,9 +348,7 @@ class Data:
     turn_count: Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Tape:
+class Tape(eqx.Module):
     """The next `ahead` sessions of an instance: `base` is the serial of the first row.
 
     `gap` `[ahead]` ticks before the session; `draws` `[ahead, width]` uniforms; `script` `[ahead]`.

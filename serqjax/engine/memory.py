@@ -106,10 +106,7 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
                 want = jnp.where(scope == i, keeps[pool, keep], want)
         kept = jnp.float64(0.0)
         if plan.caching[pool]:
-            kept_by = table(
-                [k.scope.takes[k.pools.index(pool)].keep is not None if pool in k.pools else False for k in plan.scopes]
-            )[jnp.maximum(scope, 0)]
-            w.fail(here & kept_by & ~(want >= -1e-9), Fault.bad_amount, slot, pool)
+            w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
             computed = jnp.where(grown | (how == PREEMPT), pos, alloc)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         alloc, here, kept = w.fence(alloc, here, kept)
