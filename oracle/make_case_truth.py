@@ -9,6 +9,7 @@ replays a trace is left out: its file does not travel.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -22,7 +23,6 @@ SAMPLES = 40
 def main() -> None:
     """Write all files anew."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    import pyserq
     from compare_runs import run_pyserq
     from generate import NAMES, generate
 
@@ -42,7 +42,7 @@ def main() -> None:
             for group, observes in told.samples.items()
         }
         made = {
-            "producer": f"pyserq {pyserq.__version__}",
+            "producer": f"pyserq {importlib.metadata.version('pyserq')}",
             "structure": name,
             "program": program,
             "report": told.report,

@@ -102,8 +102,6 @@ class Step(Stage):
     def leave(self, job: Job) -> None:
         job.present = False
         self.residents.remove(job)
-        if self.plan is not None:
-            self.plan.preempted += 1
 
     def state(self, fun: str) -> float:
         if fun != "BudgetLeft":

@@ -180,5 +180,11 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
             )
         )
     order = tuple(s.serial for s in sorted(machine.live.values(), key=lambda s: s.adm))
-    events = tuple(sorted((tick - now_tick, handle.__qualname__) for tick, _, handle, _ in machine.heap))
+    events = tuple(
+        sorted(
+            (tick - now_tick, handle.__qualname__)
+            for tick, _, handle, _ in machine.heap
+            if handle != machine.end_warmup  # it changes nothing that the machine does
+        )
+    )
     return tuple(sessions), tuple(pools), order, events

@@ -297,6 +297,9 @@ def preempt(machine: Machine, victim: Session, place: int) -> None:
     victim.tokens.preempted = True
     pool.totals.preemptions += 1
     machine.progress.preemption()
+    for engine in machine.engines:  # whoever is planning admits nobody after a preemption, wherever it was
+        if engine.plan is not None:
+            engine.plan.preempted += 1
     machine.act(Action.preempt, victim.serial, place, computed)
     machine.withdraw(victim)
     while True:

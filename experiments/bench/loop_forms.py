@@ -87,7 +87,7 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
     compile_s, compiled = clock.total_s, clock.compiled
     turns.clear()
     calls: list[float] = []
-    while len(calls) < 2 or (len(calls) < repeats and sum(calls) < ENOUGH_S):
+    while not calls or (len(calls) < repeats and sum(calls) < ENOUGH_S):
         calls.append(run(0)[0])
     assert clock.compiled == compiled, "something was compiled again"
     # finished instances of a batch that goes on together are counted as turning
@@ -192,7 +192,8 @@ def main() -> int:
     if missing:
         print(f"not found: {', '.join(missing)}; set SERQJAX_SHARED to the reference's folder", file=sys.stderr)
         return 1
-    rows = []
+    rows: list[dict[str, Any]] = []
+    differ = False
     for name in names:
         for form in forms:
             rows.append(apart(form, name, chosen.repeats, chosen.limit))
@@ -204,10 +205,10 @@ def main() -> int:
                 chosen.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
         digests = {row["digest"] for row in rows if row["program"] == name and "digest" in row}
         if len(digests) > 1:
-            print(f"{name}: the forms give different results", file=sys.stderr)
-            return 1
+            print(f"{name}: the forms give different results (see `digest`)", file=sys.stderr)
+            differ = True
     print(table(rows))
-    return 0
+    return 1 if differ else 0
 
 
 if __name__ == "__main__":

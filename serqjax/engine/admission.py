@@ -397,7 +397,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
         w.add_at("stage_listed", stage, -1, listed & ~planned)
         w.put("give_key", slot, -1, on)
         w.put("preempted", slot, True, on)
-        w.pick(on & w.planning & (stage == w.cursor), preempting=True)
+        w.pick(on & w.planning, preempting=True)
     leave_everything(w, slot, on)
     w.pick(on, unwind=victim, unwind_how=PREEMPT, unwind_pool=pool)
 

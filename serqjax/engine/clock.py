@@ -126,7 +126,8 @@ def advance(w: Lane) -> None:
     stopped = w.job.stop & (stuck | w.livelock)
     over = (kind == 0) | (tick > w.job.horizon) | (~bounded & w.livelock)
     finish = on & (drained | over | stopped)
-    until = jnp.where(drained | ~bounded | stopped, w.now, w.job.horizon)
+    # with a number of arrivals the clock stays where the last thing happened
+    until = jnp.where(drained | ~bounded | stopped | (w.job.limit < FAR), w.now, w.job.horizon)
     on, finish, until = w.fence(on, finish, until)
     pass_time(w, jnp.where(finish, until, tick), on)
     verdict = jnp.where(

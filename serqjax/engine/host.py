@@ -35,7 +35,7 @@ from .loop import MACHINE_AHEAD, final_needs, loop, refill, refill_current
 from .plan import Plan, make_plan
 from .result import Drained, raw_run
 from .step import Config, action_margin
-from .tables import first_sessions, session_data, ticks
+from .tables import likely_sessions, session_data, ticks
 from .xla import prepare
 
 #: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
@@ -109,17 +109,18 @@ def simulate_many(
     prepare()
     results: list[RawRun | None] = [None] * len(programs)
     shared = SharedProgress(progress, len(programs))
-    with settings():
-        for plan, members in groups.items():
-            config = Config(check=check, together=jax.default_backend() != "cpu")
-            batch = Batch.build(
-                plan, made, [programs[i] for i in members], [seeds[i] for i in members], config, trace, stop_on_verdict
-            )
-            for i, run in zip(members, batch.run(capacities, shared)):
-                results[i] = run
-            if shared.interrupted:
-                break
-    progress.close()
+    try:
+        with settings():
+            for plan, members in groups.items():
+                config = Config(check=check, together=jax.default_backend() != "cpu")
+                chosen = [programs[i] for i in members]
+                batch = Batch.build(plan, made, chosen, [seeds[i] for i in members], config, trace, stop_on_verdict)
+                for i, run in zip(members, batch.run(capacities, shared)):
+                    results[i] = run
+                if shared.interrupted:
+                    break
+    finally:
+        progress.close()
     return results
 
 
@@ -184,7 +185,7 @@ class Batch:
 
     def auto(self) -> Capacities:
         """First sizes: enough for what is certain, small enough to be fast."""
-        known = max(first_sessions(p) for p in self.programs)
+        known = max(likely_sessions(p) for p in self.programs)
         slots = 32
         while slots < known + 1:
             slots *= 2

@@ -22,6 +22,10 @@ from .lane import REQUEST_COLUMNS, RUNNING
 from .plan import Plan
 from .tables import ticks
 
+LIVELOCK = (
+    "sessions preempt themselves or each other for ever with no token between: raise the cap of the pool, or reserve "
+    "what a session needs before it starts"
+)
 COLUMN = {name: i for i, name in enumerate(REQUEST_COLUMNS)}
 
 
@@ -113,6 +117,8 @@ def raw_run(
 def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[Verdict, str]:
     """Verdict and cause of a finished instance."""
     fault = Fault(int(s["fault"]))
+    if fault == Fault.unsettled and s["livelock"]:
+        return Verdict.livelock, LIVELOCK
     if fault != Fault.none:
         verdict, sentence = SENTENCES[fault]
         place = int(s["fault_place"])
@@ -143,7 +149,7 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
     if verdict == Verdict.deadlock:
         return verdict, who_waits(plan, s)
     if verdict == Verdict.livelock:
-        return verdict, "a session preempts itself for ever while nobody else holds units: raise the cap of its pool"
+        return verdict, LIVELOCK
     return verdict, ""
 
 
@@ -225,8 +231,8 @@ def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int)
     if "preemptions" in s:
         t.preemptions = int(s["preemptions"][i])
         t.stuck = int(s["stuck_n"][i])
-    lines = np.nonzero(needs[:, i] >= 0)[0] if s["fault"] == Fault.none else ()
-    if len(lines):
+    lines = np.nonzero(needs[:, i] >= 0)[0]
+    if len(lines) and s["fault"] == Fault.none:
         t.over_cap, t.over_cap_queue = float(needs[lines[0], i]), int(lines[0])
     if "waits" in s:
         growing = s["waits"] == i

@@ -68,11 +68,11 @@ def session_data(programs: Sequence[Program]) -> Data:
     return Data(at=at, values=values, turns=turns, turn_start=start, turn_count=count)  # type: ignore[arg-type]
 
 
-def first_sessions(program: Program) -> int:
-    """Sessions that are live at time 0 at the least."""
+def likely_sessions(program: Program) -> int:
+    """How many sessions may be live at once, as far as the arrivals tell: the table's first size."""
     arrival = program.arrival
     if isinstance(arrival, (Closed, Batch)):
         return int(number(program, arrival.n) or 0)
     if isinstance(arrival, Listed):
-        return sum(t <= 0 for t in arrival.at)
+        return max(sum(t <= 0 for t in arrival.at), min(len(arrival.at), 256))
     return 0

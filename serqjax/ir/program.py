@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from .expr import Amount, Attr, Binary, Call, Cond, Ctx, Expr, Num, Number, Resource
+from .expr import Amount, Ctx, Expr, Num, Number, Resource
 
 FORMAT_VERSION = 1
 
@@ -407,7 +407,3 @@ class Program(Part, frozen=True, kw_only=True):
     seed: int = 0
     arrivals: int | None = None
     tick_s: float = 1e-9
-
-
-__all__ = [n for n, v in list(globals().items()) if isinstance(v, type) and issubclass(v, msgspec.Struct)]
-_ = (Attr, Binary, Call, Cond)
