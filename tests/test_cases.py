@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from compare_runs import first_difference, run_engine, run_everywhere, run_together
+from compare_runs import (
+    as_program,
+    compare_with_pyserq,
+    first_difference,
+    run_engine,
+    run_everywhere,
+    run_oracle,
+    run_together,
+)
 from ir14_builder import (
     DELAY,
     LIFO,
@@ -82,7 +90,9 @@ def unit_engine(
     units = {"known": known, "chunk": call("Min", known, add(ctx("Hit"), stage_state("BudgetLeft", 0)))}[taking]
     if cache is None:
         units = {"known": known, "chunk": call("Min", known, stage_state("BudgetLeft", 0))}[taking]
-    reserves = {None: None, "known": known, "wait": add(known, mul(num(0), pool_state("Used", kv)))}
+    # a number says whether the whole sequence must fit, so that both rules are one structure
+    reserve_whole = mul(num(0 if reserve is None else 1), known)
+    reserves = {None: reserve_whole, "known": reserve_whole, "wait": add(known, mul(num(0), pool_state("Used", kv)))}
     request = {
         "pools": [[ref(slot), num(1), None], [ref(kv), units, reserves[reserve]]],
         "records": {
@@ -146,10 +156,12 @@ PLAIN: dict[str, Any] = {
     "stuck after three": unit_engine([(6, 4, 0)], blocks=2),
     "one block suffices": unit_engine([(4, 1, 0)], blocks=1),
     "by whole sequence": unit_engine([(8, 6, 0), (12, 2, 1)], budget=6, blocks=4),
+    "by chunk": unit_engine([(8, 6, 0), (12, 2, 1)], budget=6, blocks=4, reserve=None),
     "blocked head": unit_engine([(8, 4, 0), (16, 1, 0.5), (2, 1, 0.6)], blocks=5),
     "outgrown": unit_engine([[(1000 * k, 1, 0) for k in range(1, 6)]], budget=4000, block=4, blocks=625),
     "late": unit_engine([(4, 1, 4.05974)]),
     "equal times": unit_engine([(4, 2, 0)] * 3, slots=1),
+    # its sessions arrive at 0, 1, 2, 3 and 50 in row 46
     "five": unit_engine([(4, 4, 0)] * 5, slots=1, horizon=10),
     "three": unit_engine([(8, 5, 0), (8, 5, 0), (6, 9, 1.5)], blocks=6),
     "between iterations": unit_engine([(4, 12, 0), (4, 1, 5.5)]),
@@ -159,7 +171,10 @@ PLAIN: dict[str, Any] = {
 
 @cache
 def plain_runs() -> dict[str, tuple[Program, RawRun]]:
-    return dict(zip(PLAIN, run_together(list(PLAIN.values()))))
+    late = as_program(PLAIN["five"])
+    assert isinstance(late.arrival, Listed)
+    late = msgspec.structs.replace(late, arrival=msgspec.structs.replace(late.arrival, at=(0, 1, 2, 3, 50)))
+    return dict(zip([*PLAIN, "one after the horizon"], run_together([*PLAIN.values(), late])))
 
 
 def tokens(raw: RawRun, serial: int) -> list[float]:
@@ -284,11 +299,6 @@ def test_row_20_growth_of_a_lone_request_that_cannot_fit() -> None:
     assert tokens(raw, 0) == [1]
     assert raw.pools[0].preemptions == 1
     assert [t for t, *_ in actions(raw, Action.reject)] == [1]
-    # where the need reads state it waits instead: stuck for ever, and said so
-    _, raw = run_everywhere(unit_engine([(4, 2, 0)], blocks=1, reserve="wait"))
-    assert tokens(raw, 0) == [1]
-    assert raw.verdict == Verdict.deadlock and raw.cause
-    assert raw.request_tokens.tolist() == [1]
 
 
 def test_row_22_the_last_token_is_not_stored() -> None:
@@ -300,7 +310,7 @@ def test_row_22_the_last_token_is_not_stored() -> None:
 
 def test_row_23_admission_by_chunk_or_by_whole_sequence() -> None:
     _, whole = plain_runs()["by whole sequence"]
-    _, chunk = run_everywhere(unit_engine([(8, 6, 0), (12, 2, 1)], budget=6, blocks=4, reserve=None))
+    _, chunk = plain_runs()["by chunk"]
     for raw in (whole, chunk):
         assert tokens(raw, 0) == [2, 3, 4, 5, 6, 7]
         assert tokens(raw, 1) == [9, 10]
@@ -314,16 +324,25 @@ def test_row_25_a_blocked_head_stops_the_line() -> None:
     assert tokens(raw, 1) == [5] and tokens(raw, 2) == [6]
 
 
-def test_row_26_a_stuck_instance_among_healthy_ones() -> None:
-    healthy = unit_engine([(4, 2, 0)], blocks=2, reserve="wait")
-    stuck = unit_engine([(4, 2, 0)], blocks=1, reserve="wait")
-    (program, alone), (other, _) = run_together([healthy, stuck])
-    runs = run_engine([program] * 40 + [other] + [program] * 23)
+def test_row_20_26_a_stuck_instance_among_healthy_ones() -> None:
+    """Where the need reads state the lone request waits instead of being rejected: stuck for ever, and said so."""
+    programs = []
+    for blocks in (2, 1):
+        source = unit_engine([(4, 2, 0)], blocks=blocks, reserve="wait")
+        programs.append(as_program(source))
+        assert compare_with_pyserq(source, run_oracle(programs[-1]), programs[-1]) is None
+    healthy, stuck = programs
+    raw = run_oracle(stuck)
+    assert tokens(raw, 0) == [1] and raw.request_tokens.tolist() == [1]
+    assert raw.verdict == Verdict.deadlock and raw.cause
+    runs = run_engine([healthy] * 40 + [stuck] + [healthy] * 23)
     if runs is None:
         pytest.skip("the array engine is not there")
     assert runs[40].verdict == Verdict.deadlock and runs[40].cause
+    assert first_difference(runs[40], raw) is None
+    expected = run_oracle(healthy)
     for i in [*range(40), *range(41, 64)]:
-        assert first_difference(runs[i], alone) is None
+        assert first_difference(runs[i], expected) is None
 
 
 def test_row_28_turns_that_outgrow_the_pool() -> None:
@@ -376,34 +395,40 @@ def test_row_31_where_a_preempted_request_waits(tail: bool, order: list[int]) ->
     assert observed(program, raw, "start")[2:] == order
 
 
-def test_row_32_reread_blocks_are_no_hits() -> None:
-    unique: list[Any] = [(8, 5, 0), (8, 5, 0)]
-    total = add(ctx("Input"), ctx("Output"))
+def keeping(output: float, always: float) -> Any:
+    """What a request keeps cached: the prompt and perhaps the output; at a preemption too if `always`."""
+    return mul(add(ctx("Input"), mul(num(output), ctx("Output"))), call("Max", ctx("Finished"), num(always)))
+
+
+@cache
+def cached_runs() -> dict[str, tuple[Program, RawRun]]:
     bound = mul(call("Floor", op("Div", sub(ctx("Known"), num(1)), num(4))), num(4))
-    program, raw = run_everywhere(unit_engine(unique, blocks=5, cache=mul(total, ctx("Finished")), reuse=bound))
+    unique: list[Any] = [(8, 5, 0), (8, 5, 0)]
+    turns: list[Any] = [[(10, 6, 0), (24, 4, 1)], [(12, 8, 0), (30, 3, 2)], [(20, 5, 1), (28, 2, 0)]]
+    sources = {
+        "kept at the end": unit_engine(unique, blocks=5, cache=keeping(1, 0), reuse=bound),
+        "kept always": unit_engine(unique, blocks=5, cache=keeping(1, 1), reuse=bound),
+        "two chunks": unit_engine([[(4, 1, 0), (12, 1, 0)]], budget=4, cache=keeping(0, 1), reuse=bound),
+        "chunk cap": unit_engine([[(40, 1, 0), (40, 1, 0)]], chunk=16, cache=keeping(0, 1), reuse=bound),
+        "tight": unit_engine(turns, blocks=10, cache=keeping(1, 1), reuse=bound, reserve=None),
+    }
+    return dict(zip(sources, run_together(list(sources.values()))))
+
+
+def test_row_32_reread_blocks_are_no_hits() -> None:
+    program, raw = cached_runs()["kept at the end"]
     assert raw.pools[0].preemptions == 1
     assert observed(program, raw, "reused") == [0, 0, 0]
     assert observed(program, raw, "prefill") == [8, 8, 9]  # re-read tokens stand in their own counter
     # Restated: a clause that caches at a preemption too counts what comes back as reused, in the reference as here.
     # r0 needs three of the five blocks, so that both computed ones of r1 are still there.
-    program, raw = run_everywhere(unit_engine(unique, blocks=5, cache=total, reuse=bound))
+    program, raw = cached_runs()["kept always"]
     assert observed(program, raw, "reused") == [0, 0, 8]
     assert observed(program, raw, "prefill") == [8, 8, 1]
 
 
-@cache
-def prefix_runs() -> list[tuple[Program, RawRun]]:
-    bound = mul(call("Floor", op("Div", sub(ctx("Known"), num(1)), num(4))), num(4))
-    return run_together(
-        [
-            unit_engine([[(4, 1, 0), (12, 1, 0)]], budget=4, cache=ctx("Input"), reuse=bound),
-            unit_engine([[(40, 1, 0), (40, 1, 0)]], chunk=16, cache=ctx("Input"), reuse=bound),
-        ]
-    )
-
-
 def test_row_34_35_a_hit_counts_once_with_chunks() -> None:
-    program, raw = prefix_runs()[0]
+    program, raw = cached_runs()["two chunks"]
     assert observed(program, raw, "reused") == [0, 4]
     assert observed(program, raw, "prefill") == [4, 8]
     assert [amount for *_, amount in actions(raw, Action.give)] == [4, 4, 4]
@@ -411,7 +436,7 @@ def test_row_34_35_a_hit_counts_once_with_chunks() -> None:
 
 
 def test_row_37_prefix_is_matched_before_chunking() -> None:
-    program, raw = prefix_runs()[1]
+    program, raw = cached_runs()["chunk cap"]
     assert observed(program, raw, "prefill") == [40, 4]
     assert [amount for *_, amount in actions(raw, Action.give)] == [16, 16, 8, 4]
 
@@ -429,10 +454,8 @@ def test_row_44_equal_times_keep_the_order_of_input() -> None:
 
 
 def test_row_46_arrivals_after_the_horizon_do_not_count() -> None:
-    program, _ = plain_runs()["five"]
-    assert isinstance(program.arrival, Listed)
-    late = msgspec.structs.replace(program, arrival=msgspec.structs.replace(program.arrival, at=(0, 1, 2, 3, 50)))
-    _, raw = run_everywhere(late)
+    """Arrival times as data of the automaton form: IR 14 starts all explicit sessions at 0."""
+    _, raw = plain_runs()["one after the horizon"]
     assert raw.arrivals == 4
     status = [RequestStatus(int(s)) for s in raw.request_status]
     assert len(status) == 4
@@ -481,13 +504,10 @@ def test_order_of_service_moves_gaps_and_not_totals() -> None:
     assert gaps[0] != gaps[1]
 
 
-@pytest.mark.parametrize("taking", ["known", "chunk"])
-def test_units_are_conserved_after_every_action(taking: str) -> None:
-    """Replays the action trace: used + cached stays within the cap, and everything is given back."""
-    total = add(ctx("Input"), ctx("Output"))
-    rows: list[Any] = [[(10, 6, 0), (24, 4, 1)], [(12, 8, 0), (30, 3, 2)], [(20, 5, 1), (28, 2, 0)]]
-    _, raw = run_everywhere(unit_engine(rows, blocks=10, cache=total, reuse=ctx("Known"), taking=taking, reserve=None))
-    assert raw.trace is not None and raw.pools[0].preemptions + raw.pools[0].evicted_units > 0
+def test_units_are_conserved_after_every_action() -> None:
+    """Replays the action trace: what is in use stays within the cap, and everything is given back."""
+    _, raw = cached_runs()["tight"]
+    assert raw.trace is not None and raw.pools[0].preemptions > 0 and raw.pools[0].evicted_units > 0
     used = 0.0
     for _, kind, _, place, amount in raw.trace:
         if place == 0 and kind in (Action.admit, Action.grow):

@@ -96,8 +96,9 @@ def test_more_follows_the_scripted_turns(names: tuple[str, ...]) -> None:
         at=(0.0, 1.0, 1.0), attrs=("more",), values=((1.0,),) * 3, turn_attrs=names, turns=((), (row, row, row), (row,))
     )
     made = program("serial more n x", states, arrival, stages=(DELAY,), horizon_s=ir.Num(20.0))
-    values = run_oracle(made).samples_value.tolist()
-    assert values == [1, 1, 0, 1, 1, 1, 0]  # session 0: 1 1 1 1, session 1: 1 1 0, session 2: 0
+    raw = run_oracle(made)
+    seen = [raw.samples_value[raw.samples_serial == serial].tolist() for serial in range(3)]
+    assert seen == [[1, 1, 1, 1], [1, 1, 0], [0]]
     agree([made])
 
 
@@ -148,32 +149,6 @@ def test_victims_stand_in_the_order_of_their_first_hold() -> None:
         made.append(
             program("serial w1 w2 w3 g computed cached", states, listed("w1 w2 w3 g", rows), stages=(DELAY,),
                     pools=pools, scopes=scopes, horizon_s=ir.Num(60.0), seed=s)
-        )  # fmt: skip
-    agree(made)
-
-
-def test_a_keep_reads_pools_after_their_release_in_the_order_of_takes() -> None:
-    q_keep = op("Add", ir.PoolState("Used", "q"), ir.PoolState("CachedIn", "p"))
-    p_keep = op("Add", op("Add", ir.PoolState("Used", "p"), ir.PoolState("CachedIn", "q")),
-                op("Add", ir.PoolState("Allocated", "p"), ir.PoolState("Holders", "p")))  # fmt: skip
-    takes = (ir.Take(pool="q", units=num(7), keep=q_keep), ir.Take(pool="p", units=num(8), keep=p_keep))
-    states = (
-        state("s", to=ir.Run("d", "Plain", a("w"), "s2")),
-        state("s2", to=ir.Enter("h")),
-        state("h1", to=ir.Run("d", "Plain", a("v"), "h2"), scope="h"),
-        state("h2", to=ir.Leave("z"), scope="h"),
-        state("z", ir.Observe("c", ir.PoolState("CachedIn", "p")), ir.Set("n", op("Add", a("n"), ONE)),
-              to=ir.Branch(op("Lt", a("n"), num(3)), "s", "f")),
-        state("f", to=ir.End()),
-    )  # fmt: skip
-    made = []
-    for s in range(8):
-        r = Random(s)
-        rows = [[r.randint(0, 6), r.randint(1, 9)] for _ in range(5)]
-        made.append(
-            program("serial w v n cached", states, listed("w v", rows), stages=(DELAY,), seed=s,
-                    pools=(ir.Pool(name="p", cap=ir.Num(40.0), block=ir.Num(2.0)), ir.Pool(name="q", cap=ir.Num(40.0))),
-                    scopes=(ir.Scope(name="h", takes=takes, reentry="h1"),), horizon_s=ir.Num(80.0))
         )  # fmt: skip
     agree(made)
 

@@ -13,6 +13,7 @@ import pytest
 
 from serqjax.ir.expr import Num, Param
 from serqjax.tape import chacha, draws, rounding, streams
+from serqjax.tape.rounding import quotient
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "tape_vectors.json").read_text())
 GENERATOR = VECTORS["generator"]
@@ -235,3 +236,16 @@ def test_draw_counts() -> None:
     one = Num(1.0)
     assert [draws.draw_count(d, (one, one)) for d in ("Det", "Exp", "Uniform", "Bernoulli", "H2")] == [0, 1, 1, 1, 2]
     assert [draws.draw_count("Erlang", (Num(k), one)) for k in (0.0, -3.0, 1.9, 4.0, math.nan)] == [1, 1, 1, 4, 1]
+
+
+def test_quotients_are_rounded_like_ieee_divisions_in_every_form() -> None:
+    """By a constant, by one traced number, by a vector; alone, jitted and vmapped."""
+    values = np.round(np.random.default_rng(0).uniform(0, 1, (8, 1000)) * 2e4) / 2e5
+    with jax.enable_x64(True):
+        for divisor in (1e-3, 3.0, 16.0, 1e9, 48.0):
+            truth = values / divisor
+            constant = jax.jit(jax.vmap(lambda v, d=divisor: quotient(v, jnp.full_like(v, d))))(values)
+            traced = jax.jit(quotient)(values, jnp.full_like(values, divisor))
+            one = jax.jit(lambda v, d: quotient(v, jnp.broadcast_to(d, v.shape)))(values, jnp.float64(divisor))
+            for found in (constant, traced, one):
+                assert np.array_equal(np.asarray(found), truth)

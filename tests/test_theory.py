@@ -273,8 +273,9 @@ def engine_runs(program: ir.Program, seeds: Sequence[int], slots: int | None = N
 
     capacities = None if slots is None else Capacities(slots=slots, ahead=1024)
     raws = simulate(program, list(seeds), capacities=capacities)
-    assert None not in raws
-    return raws
+    finished = [raw for raw in raws if raw is not None]
+    assert len(finished) == len(seeds)
+    return finished
 
 
 @pytest.mark.parametrize("name", CASES)

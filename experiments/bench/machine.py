@@ -64,7 +64,7 @@ class CompileClock:
         self.total_s, self.compiled = 0.0, 0
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
-    def _hear(self, event: str, duration_s: float, **_: Any) -> None:
+    def _hear(self, event: str, duration_secs: float, **_: Any) -> None:
         if event in COMPILING:
-            self.total_s += duration_s
+            self.total_s += duration_secs
             self.compiled += event == COMPILING[-1]

@@ -315,6 +315,9 @@ def grow(w: Lane) -> None:
         if w.has("stopped"):
             w.pick(own & (w.grow_how == GIVE), stopped=True)
     wait = short & ~found
+    if w.has("owed"):
+        over = (w.grow_how == GIVE) & (takes | wait | (short & found & (victim == slot)))
+        w.pick(over, left=w.left + w.owed, owed=0.0)
     if w.has("waits"):
         w.put("waits", slot, pool, wait)
         w.put("waits_key", slot, pack(w.event_seq, slot), wait)
@@ -393,7 +396,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
         stage = load(w.stage, slot)
         listed = on & (load(w.give_key, slot) >= 0)
         planned = listed & w.planning & (stage == w.cursor)
-        w.pick(planned, left=w.left + load(w.given, slot))
+        w.pick(planned, owed=w.owed + load(w.given, slot))
         w.add_at("stage_listed", stage, -1, listed & ~planned)
         w.put("give_key", slot, -1, on)
         w.put("preempted", slot, True, on)

@@ -275,6 +275,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "plan_seq": full((), 0, i64),
             "budget": full((), 0.0, f64),
             "left": full((), 0.0, f64),
+            "owed": full((), 0.0, f64),  # tokens of jobs dropped from the list, given back after the next growing give
             "chunk": full((), 0.0, f64),
             "listed": full((), 0, i64),
             "preempting": full((), False, bool),

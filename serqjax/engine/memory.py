@@ -269,7 +269,7 @@ def join_line(w: Lane) -> None:
     w.act(turned_away, Action.reject, load(w.serial, slot), refused, asked)
     w.pick(turned_away, unwind=slot, unwind_how=REJECT)
     w.pick(turned_away & (w.cur == slot), cur=-1)
-    joins = on & ~turned_away
+    joins = on & ~turned_away & (w.fault == 0)
     first = table(plan.scope_table(lambda s: s.pools[0]))[jnp.maximum(scope, 0)]
     head = joins & (w.join_how == HEAD)
     seq = jnp.where(head, w.head_seq - 1, w.tail_seq)

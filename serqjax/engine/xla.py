@@ -2,7 +2,7 @@
 
 On a CPU the loop of one instance is a few thousand tiny operations a turn; run one by one each costs a
 call. XLA can compile a `while` loop that it thinks small as one function, and how large is small is
-an option of its CPU back end. Raising it made a turn of an M/M/1 60 times cheaper and halved the compile time
+an option of its CPU back end. Raising it made a turn of an M/M/1 nine times cheaper and the compilation shorter
 (`experiments/bench/notes.md`). Results do not depend on it.
 
 The option can be given only through the environment and only before XLA reads its flags for the first time. A

@@ -9,7 +9,6 @@ a select between the product and the sum does.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float64
 
 
@@ -29,8 +28,8 @@ def quotient(a: Float64[Array, " *shape"], b: Float64[Array, " *shape"]) -> Floa
     """`a / b`, rounded to float64.
 
     XLA turns a division by a constant, or by one number for a whole array, into a multiplication by its reciprocal:
-    four of ten results then differ in the last bit. It does not when it cannot see that the divisor is the same
-    everywhere.
+    four of ten results then differ in the last bit. It does not when the divisor seems to depend on the dividend (an
+    `optimization_barrier` around a constant divisor is not enough).
     """
     a, b = jnp.broadcast_arrays(a, b)
-    return a / lax.optimization_barrier(b)
+    return a / jnp.where(a == a, b, a)  # where the dividend is NaN, so is the quotient
