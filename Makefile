@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/serqjax run vllm --seeds 0:32 --horizon 200 --warmup 20 --plot results/demo/latency.png
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=15
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -153,6 +153,25 @@ def test_victims_stand_in_the_order_of_their_first_hold() -> None:
     agree(made)
 
 
+def test_large_fractional_units_are_owned() -> None:
+    """The ownership check allows for the rounding of sums of float units."""
+    states = (
+        state("s", to=ir.Enter("h")),
+        state("h1", to=ir.Run("d", "Plain", ir.Sample("Exp", (num(5),)), "h2"), scope="h"),
+        state("h2", to=ir.Leave("z"), scope="h"),
+        state("z", ir.Observe("r", NOW), to=ir.End()),
+    )
+    take = ir.Take(pool="p", units=a("u"), keep=op("Mul", a("u"), num(0.37)))
+    made = [
+        program("serial u cached", states, ir.Poisson(ir.Num(3.0)), stages=(DELAY,), horizon_s=ir.Num(60.0), seed=s,
+                init=(ir.Set("u", ir.Sample("Uniform", (num(0), num(1e6)))),),
+                pools=(ir.Pool(name="p", cap=ir.Num(2e7)),),
+                scopes=(ir.Scope(name="h", takes=(take,), reentry="h1"),))
+        for s in range(4)
+    ]  # fmt: skip
+    agree(made)
+
+
 # ---------------------------------------------------------------- iterations
 
 
@@ -174,7 +193,8 @@ def test_a_closed_population_in_an_iteration() -> None:
         pools = (ir.Pool(name="p", cap=ir.Num(float(r.randint(9, 20))), admit_via="e", preempt=LIFO),)
         takes = (ir.Take(pool="p", units=num(3), oversize=oversize),)
         made.append(
-            program("serial w computed", states, ir.Closed(ir.Num(float(r.randint(2, 5)))), stages=(stage,), pools=pools,
+            program("serial w computed", states, ir.Closed(ir.Num(float(r.randint(2, 5)))), stages=(stage,),
+                    pools=pools,
                     scopes=(ir.Scope(name="h", takes=takes, reentry="h1"),), horizon_s=ir.Num(25.0), seed=s,
                     params=(ir.Parameter(name="o", value=float(r.randint(0, 1))),))
         )  # fmt: skip

@@ -281,7 +281,7 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
 def grow(w: Lane) -> None:
     """A growth that is asked for: nothing to do, room, a victim, or waiting."""
     plan = w.plan
-    on = w.running & (w.grow >= 0) & (w.unwind < 0) & (w.join < 0) & (w.ask < 0)
+    on = w.running & (w.grow >= 0) & (w.unwind < 0) & (w.join < 0) & (w.ask < 0) & (w.spawning == 0)
     slot, pool, column = w.grow, w.grow_pool, jnp.maximum(w.grow_column, 0)
     alloc = load_at(w.alloc, column, slot)
     n = len(plan.skeleton.pools)
