@@ -63,7 +63,7 @@ def failed(error: Exception) -> int:
     if isinstance(error, ProgramError):
         return complain(str(error), EXIT_RUN)
     if isinstance(error, FileNotFoundError):
-        return complain(f"{error.filename}: no such file", EXIT_USAGE)
+        return complain(f"{error.filename or one_line(str(error))}: no such file", EXIT_USAGE)
     if isinstance(error, OSError):
         return complain(f"{error.filename or 'file'}: {error.strerror or error}", EXIT_RUN)
     if isinstance(error, (ValueError, ImportError)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -169,6 +170,10 @@ def recorded(trace: str | None) -> sq.traces.TraceFile | None:
     return rows
 
 
+#: Seeds of one call; their results are held in memory.
+MOST_SEEDS = 1_000_000
+
+
 def seed_range(text: str) -> range:
     """`A:B` as a half-open range of seeds."""
     first, colon, end = text.partition(":")
@@ -176,6 +181,8 @@ def seed_range(text: str) -> range:
         raise Usage(f"--seeds {text}: write A:B with whole numbers, half-open: 0:64 runs the seeds 0 to 63")
     if int(first) >= int(end):
         raise Usage(f"--seeds {text}: the range is empty (half-open: {first}:{int(first) + 1} runs seed {first} alone)")
+    if int(end) - int(first) > MOST_SEEDS:
+        raise Usage(f"--seeds {text}: more than {MOST_SEEDS} seeds in one call; give a shorter range")
     return range(int(first), int(end))
 
 
@@ -194,7 +201,12 @@ def file_name(option: str, path: Path | None, endings: Sequence[str]) -> None:
         raise Usage(f"{option} {path}: let the name end in {' or '.join(endings)}")
     if path.is_dir():
         raise Usage(f"{option} {path}: this is a folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Usage(f"{option} {path}: its folder cannot be made ({error.strerror})") from None
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise Usage(f"{option} {path}: this place cannot be written to")
 
 
 def whole(option: str, value: int | None, *, least: int) -> int | None:
@@ -207,13 +219,14 @@ def show(
     result: sq.Run | sq.Runs, *, as_json: bool, allow_stuck: bool, samples: Path | None, plot: Path | None
 ) -> int:
     """Print and write a result; the exit code."""
+    # the report first: a file that cannot be written after all loses nothing that was computed
+    print(result.to_json() if as_json else str(result), flush=True)
     if samples is not None:
         result.write_samples(samples)
         note(f"samples written to {samples}")
     if plot is not None:
         result.plot(plot)
         note(f"picture written to {plot}")
-    print(result.to_json() if as_json else str(result))
     for failure in result.failures(allow_stuck=allow_stuck)[:5]:
         note(failure)
     if result.unfinished_seeds:

@@ -124,7 +124,9 @@ def bounds(index: Index) -> list[Bound]:
 def most_live(index: Index) -> int:
     """Most sessions that may live at once before a time integral over the horizon passes int64."""
     horizon = index.number(index.program.horizon_s)
-    ticks = LONGEST_TICK if horizon is None else max(1, math.ceil(horizon / index.program.tick_s))
+    ticks = LONGEST_TICK
+    if horizon is not None:
+        ticks = max(1, math.ceil(min(horizon / index.program.tick_s, float(FAR_TICK))))
     return LARGEST_INT64 // ticks
 
 

@@ -29,6 +29,7 @@ from .access import FAR, AbstractLanes, when
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
 from .plan import Plan
+from .views import cap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,19 +159,21 @@ def plan_and_admit(w: Lane) -> None:
 
 
 def check_ownership(w: Lane) -> None:
-    """allocated + cached + free = cap, with the tables as witnesses."""
+    """allocated + cached + free = cap, with the tables as witnesses; within 1e-9 of the units in use."""
     n = len(w.plan.skeleton.pools)
     for pool in range(n):
         held = jnp.float64(0.0)
         for depth in range(w.plan.depth):
             held = held + jnp.sum(w.alloc[w.plan.column(depth, pool)])
-        ok = jnp.abs(held - w.used[pool]) <= 1e-9
+        slack = 1e-9 * jnp.maximum(1.0, jnp.abs(held))
+        ok = jnp.abs(held - w.used[pool]) <= slack
+        cached = jnp.float64(0.0)
         if w.plan.caching[pool]:
+            cached = w.cached[pool]
             kept = jnp.sum(jnp.where(w.entry_pool == pool, w.entry_size, 0.0))
-            ok = ok & (jnp.abs(kept - w.cached[pool]) <= 1e-9)
+            slack = 1e-9 * jnp.maximum(1.0, held + kept)
+            ok = ok & (jnp.abs(kept - cached) <= slack)
+        ok = ok & (w.used[pool] >= -slack)
         if w.plan.finite[pool]:
-            from .views import cap
-
-            cached = w.cached[pool] if w.plan.caching[pool] else 0.0
-            ok = ok & (w.used[pool] + cached <= cap(w, pool) + 1e-9) & (w.used[pool] >= -1e-9)
+            ok = ok & (w.used[pool] + cached <= cap(w, pool) + slack)
         w.fail(~ok, Fault.ownership, -1, pool)
