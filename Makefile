@@ -1,7 +1,7 @@
 # make demo   many seeds of a vLLM engine with multi-turn sessions: a latency table and a picture
-# make test   the tests
+# make test   the tests;  make test-all  the slow ones too
 # make check  lint and types;  make clean  remove what these made
-.PHONY: demo test check clean
+.PHONY: demo test test-all check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,11 @@ demo: $(VENV)/.demo
 	$(BIN)/serqjax run vllm --seeds 0:32 --horizon 200 --warmup 20 --plot results/demo/latency.png
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=15
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" --durations=15
+
+# also the structures and batch shapes that need a compilation of their own for little news
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 --durations=15
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
