@@ -230,14 +230,14 @@ def run_oracle(program: Program, seed: int | None = None) -> RawRun:
     return oracle.simulate(program, seed, trace=True, check=True)
 
 
-def run_engine(programs: list[Program], seeds: list[int] | None = None) -> list[RawRun] | None:
-    """Structurally equal programs as one batch of the array engine; None while there is no engine."""
-    try:
-        from serqjax.engine import simulate_many
-    except ImportError:
-        return None
+def run_engine(programs: list[Program], seeds: list[int] | None = None) -> list[RawRun]:
+    """Programs as one batch of the array engine, with the ownership check and the action trace."""
+    from serqjax.engine import simulate_many
+
     chosen = [p.seed for p in programs] if seeds is None else seeds
-    return simulate_many(programs, chosen, trace=True, check=True)
+    runs = [run for run in simulate_many(programs, chosen, trace=True, check=True) if run is not None]
+    assert len(runs) == len(programs)
+    return runs
 
 
 def run_together(sources: Sequence[Mapping[str, Any] | Program]) -> list[tuple[Program, RawRun]]:
@@ -257,7 +257,7 @@ def run_together(sources: Sequence[Mapping[str, Any] | Program]) -> list[tuple[P
         groups.setdefault(skeleton(program)[0], []).append(i)
     for members in groups.values():
         runs = run_engine([made[i][0] for i in members])
-        for i, run in zip(members, runs or ()):
+        for i, run in zip(members, runs, strict=True):
             found = first_difference(run, made[i][1])
             assert found is None, f"program {i}: engine (a) and oracle (b) differ:\n{found}"
     return made

@@ -120,8 +120,6 @@ def test_engine_equals_the_oracle(name: str) -> None:
     sources += [json.loads(path.read_text())["program"] for path in STORED if path.stem == name]
     programs = [as_program(p) for p in sources]
     runs = run_engine(programs)
-    if runs is None:
-        pytest.skip("the array engine is not there")
     for source, program, run in zip(sources, programs, runs):
         found = first_difference(run, run_oracle(program))
         if found:

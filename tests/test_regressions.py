@@ -52,8 +52,6 @@ def listed(names: str, rows: Sequence[Sequence[float]]) -> ir.Listed:
 
 def agree(programs: Sequence[ir.Program]) -> None:
     runs = run_engine(list(programs))
-    if runs is None:
-        pytest.skip("the array engine is not there")
     for p, run in zip(programs, runs):
         found = first_difference(run, run_oracle(p))
         assert found is None, f"seed {p.seed}: engine (a) and oracle (b) differ:\n{found}"

@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..ir.expr import Inf
 from ..ir.program import Fifo, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
@@ -213,7 +212,3 @@ def amount(w: Lane, value: Value, mask: Value, fault: int, slot: Value, place: i
     """An amount of units, tokens or seconds: below -1e-9 or NaN is an error, tiny negatives become 0."""
     w.fail(mask & ~(value >= -1e-9), fault, slot, place)
     return jnp.maximum(value, 0.0)
-
-
-def is_infinite(pool: Any) -> bool:
-    return isinstance(pool.cap, Inf)
