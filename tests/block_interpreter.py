@@ -26,6 +26,7 @@ from oracle.session import Session, Status
 from oracle.stages import Job
 from serqjax import ir
 from serqjax.importers import ir14
+from serqjax.ir.time import seconds
 from serqjax.report.raw import RawRun
 
 Json = Any
@@ -313,7 +314,7 @@ class Blocks:
     def request_phase(self, session: Session, frame: Frame) -> bool:
         request, machine = self.requests[session.serial], self.machine
         records, memory = self.spec(request.stage)["records"], self.memory(request.stage)
-        now_s = machine.now_tick * machine.tick_s
+        now_s = seconds(machine.now_tick, machine.tick_s)
         grows = None if memory is None else (lambda look: memory)
         frame.at += 1
         if frame.at == 1:
@@ -400,7 +401,7 @@ class Blocks:
             return lambda look: look.attrs[payload]
         if tag == "Ctx":
             if payload == "Now":
-                return lambda look: self.machine.now_tick * self.machine.tick_s
+                return lambda look: seconds(self.machine.now_tick, self.machine.tick_s)
             return lambda look: self.request_value(payload, look)
         if tag == "Sample":
             dist, arguments = payload[0], [read(a) for a in payload[1]]
