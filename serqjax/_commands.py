@@ -74,6 +74,9 @@ def run(
     check: Annotated[bool, Flag, Parameter(help="Test the ownership of every unit after every action.")] = False,
     allow_stuck: Annotated[bool, Flag, Parameter(help="Exit 0 at a deadlock or livelock too.")] = False,
     stop_on_verdict: Annotated[bool, Flag, Parameter(help="End an instance at a livelock or deadlock.")] = False,
+    no_coalesce: Annotated[
+        bool, Flag, Parameter(help="Take every iteration of an engine by itself (same results, slower).")
+    ] = False,
     json: Annotated[bool, Flag, Parameter(help="Print the whole report as JSON.")] = False,
     samples: Annotated[Path | None, Parameter(help="Write every observation to this Parquet file.")] = None,
     plot: Annotated[Path | None, Parameter(help="Write the latency distributions to this picture.")] = None,
@@ -94,8 +97,10 @@ def run(
         "progress": sq.BarProgress(),
     }
     if engine == "pyserq":
-        if check or stop_on_verdict:
-            raise Usage("--check and --stop-on-verdict are the array engine's: leave out --engine pyserq")
+        if check or stop_on_verdict or no_coalesce:
+            raise Usage(
+                "--check, --stop-on-verdict and --no-coalesce are the array engine's: leave out --engine pyserq"
+            )
         if plot is not None:
             raise Usage("--plot draws requests, which pyserq does not report: leave out --engine pyserq")
         if trace is not None:
@@ -105,7 +110,9 @@ def run(
         prog = sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace))
         sq.use_compilation_cache()
         try:
-            result = sq.run(prog, check=check, stop_on_verdict=stop_on_verdict, **options)
+            result = sq.run(
+                prog, check=check, stop_on_verdict=stop_on_verdict, coalesce=not no_coalesce, **options
+            )
         except sq.VerdictError as error:  # the report of a failed run is printed all the same
             result = error.result
     return show(result, as_json=json, allow_stuck=allow_stuck, samples=samples, plot=plot)

@@ -64,6 +64,7 @@ def run(
     trace: bool = False,
     check: bool = False,
     stop_on_verdict: bool = False,
+    coalesce: bool = True,
     progress: AbstractProgress | None = None,
 ) -> Run: ...
 
@@ -81,6 +82,7 @@ def run(
     trace: bool = False,
     check: bool = False,
     stop_on_verdict: bool = False,
+    coalesce: bool = True,
     progress: AbstractProgress | None = None,
 ) -> Runs: ...
 
@@ -97,6 +99,7 @@ def run(
     trace: bool = False,
     check: bool = False,
     stop_on_verdict: bool = False,
+    coalesce: bool = True,
     progress: AbstractProgress | None = None,
 ) -> Run | Runs:
     """Run a program, one seed or many at once. The run of seed s is the reference's run of seed s.
@@ -108,6 +111,8 @@ def run(
     - `trace`: keep every action, for `Run.actions` (slower, and memory grows with the length of the run).
     - `check`: test the ownership equation of every pool after every action (slower).
     - `stop_on_verdict`: end an instance at a deadlock or livelock instead of at its horizon.
+    - `coalesce`: pass iterations of equal composition in one update where the program allows it (`check` says where);
+      False: one by one, with the same results. A run with `trace` always takes them one by one.
     - `progress`: what to report to, for example `BarProgress()`; default: nothing.
 
     **Returns:** a `Run`, or `Runs` with the seeds in their order. An instance that fails does not raise: its verdict
@@ -124,7 +129,13 @@ def run(
     prog = with_span(with_params(prog, params or {}), horizon_s=horizon_s, warmup_s=warmup_s, arrivals=arrivals)
     check_program(prog)
     raws = _simulate(
-        prog, chosen, trace=trace, check=check, stop_on_verdict=stop_on_verdict, progress=progress or NoProgress()
+        prog,
+        chosen,
+        trace=trace,
+        check=check,
+        stop_on_verdict=stop_on_verdict,
+        coalesce=coalesce,
+        progress=progress or NoProgress(),
     )
     done = tuple(raw for raw in raws if raw is not None)
     if not done:
@@ -151,6 +162,7 @@ def run_many(
     trace: bool = False,
     check: bool = False,
     stop_on_verdict: bool = False,
+    coalesce: bool = True,
     progress: AbstractProgress | None = None,
 ) -> list[Run]:
     """Run any programs in one call, each under one seed: variants of a deployment, a set of recorded scenarios.
@@ -161,7 +173,7 @@ def run_many(
     **Arguments:**
     - `programs`: in any order and mixture; the same program may come several times, with different seeds.
     - `seeds`: one per program, 0 to 2^64 - 1, equal ones allowed (default: each program's own).
-    - `trace`, `check`, `stop_on_verdict`, `progress`: as in `run`.
+    - `trace`, `check`, `stop_on_verdict`, `coalesce`, `progress`: as in `run`.
 
     **Returns:** one `Run` per program, in their order. An instance that fails does not raise: its verdict says so.
 
@@ -176,7 +188,13 @@ def run_many(
     if not every:
         return []
     raws = _simulate_many(
-        every, chosen, trace=trace, check=check, stop_on_verdict=stop_on_verdict, progress=progress or NoProgress()
+        every,
+        chosen,
+        trace=trace,
+        check=check,
+        stop_on_verdict=stop_on_verdict,
+        coalesce=coalesce,
+        progress=progress or NoProgress(),
     )
     missing = sum(raw is None for raw in raws)
     if missing:

@@ -10,7 +10,7 @@ def oracle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """`serqjax.run` asks the oracle, one seed after another."""
     import oracle
 
-    def simulate(prog, seeds, *, progress, check=False, stop_on_verdict=False, trace=False):
+    def simulate(prog, seeds, *, progress, check=False, stop_on_verdict=False, trace=False, coalesce=True):
         progress.start(len(seeds))
         raws = []
         for seed in seeds:

@@ -168,8 +168,8 @@ def many(monkeypatch):
 
     asked = []
 
-    def simulate_many(programs, seeds, *, progress, trace, check, stop_on_verdict):
-        asked.append((list(seeds), trace, check, stop_on_verdict))
+    def simulate_many(programs, seeds, *, progress, trace, check, stop_on_verdict, coalesce):
+        asked.append((list(seeds), trace, check, stop_on_verdict, coalesce))
         return [oracle.simulate(p, s, trace=trace, check=check) for p, s in zip(programs, seeds)]
 
     monkeypatch.setattr("serqjax.api._simulate_many", simulate_many)
@@ -179,12 +179,12 @@ def many(monkeypatch):
 def test_many_programs_in_one_call(prog, many):
     slower = sq.run(prog, params={"arrival.rate": 0.1}).program
     runs = sq.run_many([slower, prog, prog], trace=True, check=True)
-    assert [run.seed for run in runs] == [11, 11, 11] and many == [([11, 11, 11], True, True, False)]
+    assert [run.seed for run in runs] == [11, 11, 11] and many == [([11, 11, 11], True, True, False, True)]
     assert runs[0].program is slower and runs[0].report == sq.run(slower).report
     assert runs[1].report == sq.run(prog).report == runs[2].report
-    again = sq.run_many(iter([prog, prog]), seeds=range(2), stop_on_verdict=True)
+    again = sq.run_many(iter([prog, prog]), seeds=range(2), stop_on_verdict=True, coalesce=False)
     assert [run.report for run in again] == [sq.run(prog, seed=s).report for s in (0, 1)]
-    assert many[1] == ([0, 1], False, False, True)
+    assert many[1] == ([0, 1], False, False, True, False)
     assert sq.run_many([]) == []
 
 

@@ -197,6 +197,9 @@ def test_options_reach_the_engine(capsys, monkeypatch):
     monkeypatch.setattr("serqjax.api._simulate", spy)
     call(capsys, "run", SMOKE, "--check", "--stop-on-verdict")
     assert seen["check"] is True and seen["stop_on_verdict"] is True and isinstance(seen["progress"], BarProgress)
+    assert seen["coalesce"] is True
+    call(capsys, "run", SMOKE, "--no-coalesce")
+    assert seen["coalesce"] is False
 
 
 def test_the_bar_is_drawn_on_a_terminal_only(capsys):

@@ -49,6 +49,16 @@ def test_generator_is_the_references(first: int, count: int) -> None:
     np.testing.assert_array_equal(chacha.uniform_rows(seeds, first, count), expected.T)
 
 
+def test_one_block_in_a_scalar_loop() -> None:
+    """`block_uniforms` is `uniforms` of one lane, also past block 2^32 and under `vmap`."""
+    seeds = np.asarray([int(v["seed"]) for v in GENERATOR], np.uint64)
+    for block in (0, 1, 2, 2**32 + 3):
+        expected = chacha.uniforms(seeds, 8 * block, 8)
+        one = jax.jit(chacha.block_uniforms)
+        np.testing.assert_array_equal(np.stack([one(s, np.uint64(block)) for s in seeds]), expected)
+        np.testing.assert_array_equal(jax.vmap(one, (0, None))(jnp.asarray(seeds), jnp.uint64(block)), expected)
+
+
 def test_words_on_the_host() -> None:
     for v in GENERATOR:
         assert streams.words(int(v["seed"]), 40).tolist() == v["u32"]

@@ -14,6 +14,7 @@ from ..ir.program import Fifo, Order, Program, Step
 from .facts import Facts, facts_of, read_contexts
 from .fragment import unsupported
 from .index import Index, spell
+from .licence import Obstacle
 from .positions import Position, nodes, positions
 
 _DISCIPLINE = {
@@ -108,6 +109,7 @@ def as_text(program: Program, facts: Facts | None = None) -> str:
         lines.append(f"  {stage['name']}: {stage['discipline']}{extra}{memory}{admits}")
         if stage["cost"] is not None:
             lines.append(f"    {stage['cost']}")
+            lines += [f"    {line}" for line in _licence_lines(stage["coalesces"])]
         lines += [f"    {_moment_line(m)}" for m in stage["moments"]]
     lines.append("scopes" if tree["scopes"] else "no scopes")
     for scope in tree["scopes"]:
@@ -163,10 +165,72 @@ def _stage(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str,
         "admits": [index.program.pools[p].name for p in fact.admits],
         "fixed_point": fact.fixed_point if isinstance(kind, Step) else None,
         "cost": cost,
+        "coalesces": _licence(index, facts, i) if isinstance(kind, Step) else None,
         "serve": _order(kind.serve) if isinstance(kind, Step) else None,
         "run_by": [index.program.states[s].name for s in fact.run_by],
         "moments": moments.get(f"stage `{stage.name}`", []),
     }
+
+
+#: What a licence may allow, in words: allowed and not allowed.
+_COALESCED = {
+    "windows": ("iterations of equal composition pass in one update", "iterations pass one by one"),
+    "at_once": ("all residents are planned at once", "residents are planned one after the other"),
+    "evicts": ("growth evicts inside such an update", "an eviction ends such an update"),
+    "head_stays": ("a head that was refused stays refused", "a head that was refused is tried again each iteration"),
+}
+
+
+def _licence(index: Index, facts: Facts, i: int) -> dict[str, Any]:
+    """What may be coalesced on a step stage; null where it has no such thing (nothing is evicted, no line)."""
+    found, fact = facts.stages[i].licence, facts.stages[i]
+    assert found is not None
+    obstacles = [(_forbidden(o, i), o.path, _obstacle(index, facts, i, o)) for o in found.obstacles]
+    cached = found.pool >= 0 and facts.pools[found.pool].cached
+    return {
+        "windows": found.windows,
+        "at_once": found.at_once,
+        "evicts": found.evicts if cached else None,
+        "head_stays": found.head_stays if fact.admits else None,
+        "obstacles": [
+            {"forbids": forbids, "path": path, "problem": text}
+            for forbids, path, text in obstacles
+            if cached or forbids != ["evicts"]
+        ],
+    }
+
+
+def _forbidden(obstacle: Obstacle, stage: int) -> list[str]:
+    """Which parts of the licence of a stage an obstacle takes away, by its place."""
+    at = f"$.stages[{stage}]"
+    if not obstacle.path.startswith(at):
+        return ["evicts"] if obstacle.path.endswith((".evict", ".block")) else ["head_stays"]
+    if obstacle.path.startswith(f"{at}.kind.cost") or obstacle.path.startswith(f"{at}.kind.serve.keys["):
+        return ["windows"]
+    return ["at_once"] if obstacle.path == f"{at}.kind.serve.keys" else ["windows", "at_once"]
+
+
+def _obstacle(index: Index, facts: Facts, i: int, obstacle: Obstacle) -> str:
+    """An obstacle with the expression it lies in, and for a cost why it has no exact integer form."""
+    for position in positions(index.program):
+        if (obstacle.path + ".").startswith((f"{position.path}.", f"{position.path}[")):
+            text = f"{position.owner}: {position.what}: {obstacle.reason}"
+            is_cost = position.path == f"$.stages[{i}].kind.cost"
+            return f"{text}, and {facts.stages[i].float_reason}" if is_cost else text
+    if obstacle.path.startswith("$.pools"):
+        pool = index.program.pools[int(obstacle.path.split("[")[1].split("]")[0])]
+        return f"pool `{pool.name}`: {obstacle.reason}"
+    return f"stage `{index.program.stages[i].name}`: {obstacle.reason}"
+
+
+def _licence_lines(tree: dict[str, Any]) -> list[str]:
+    """What may be coalesced, then what may not and why, one obstacle a line."""
+    lines = [says[0] for part, says in _COALESCED.items() if tree[part]]
+    for part, says in _COALESCED.items():
+        if tree[part] is False:
+            lines.append(says[1])
+            lines += [f"  {o['path']}: {o['problem']}" for o in tree["obstacles"] if part in o["forbids"]]
+    return lines
 
 
 def _moment(position: Position) -> dict[str, Any]:

@@ -31,10 +31,11 @@ from ..ir.program import (
     Step,
     Turn,
 )
-from ..ir.structure import walk
+from ..ir.structure import skeleton, walk
 from .bounds import Bound, bounds, most_live
 from .flow import ends, reachable
 from .index import Index
+from .licence import Licence, licence
 from .positions import positions
 from .values import Wholeness
 
@@ -109,7 +110,8 @@ class StageFacts:
       `fixed_point`: its cost runs in integers of 2^-20 ticks, else `float_reason` says why not;
       `serve_keyed`; `chunked`: declares a chunk; `prefills`, `decodes`: modes that run on it;
       `cost_reads`, `budget_reads`, `chunk_reads`: context variables of each expression;
-      `cost_draws`, `budget_draws`, `chunk_draws`: uniforms that one evaluation takes at most.
+      `cost_draws`, `budget_draws`, `chunk_draws`: uniforms that one evaluation takes at most;
+      `licence`: what may be coalesced (None for other stages).
     - `reads`: stage functions (`Queue`, `Work`, ...) that some expression reads of it.
     """
 
@@ -130,6 +132,7 @@ class StageFacts:
     cost_draws: int
     budget_draws: int
     chunk_draws: int
+    licence: Licence | None
     reads: tuple[str, ...]
 
 
@@ -358,6 +361,8 @@ def _stage(index: Index, i: int, rules: tuple[Expr, ...]) -> StageFacts:
         cost_draws=draws(step.cost) if step else 0,
         budget_draws=draws(step.budget) if step else 0,
         chunk_draws=draws(step.chunk) if step else 0,
+        # of the skeleton, which has the same places: numbers do not matter, and a long trace need not be hashed
+        licence=licence(skeleton(program)[0], i, not reason) if step else None,
         reads=tuple(sorted(reads)),
     )
 

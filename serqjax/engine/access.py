@@ -9,7 +9,6 @@ instance and may be batched by `vmap`; a masked access reads some row or writes 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from typing import Any, final
 
 import jax.numpy as jnp
@@ -25,42 +24,35 @@ SLOT_BITS = 20
 
 def load(table: Array, index: Array) -> Array:
     """Row `index` of a table (clamped: a masked access may carry -1)."""
-    return lax.dynamic_index_in_dim(table, jnp.maximum(index, 0), keepdims=False)
+    return lax.dynamic_index_in_dim(table, index, keepdims=False, allow_negative_indices=False)
 
 
 def load_column(table: Array, index: Array) -> Array:
     """`table[:, index]` of a table whose slots are on the last axis."""
-    return lax.dynamic_index_in_dim(table, jnp.maximum(index, 0), axis=1, keepdims=False)
+    return lax.dynamic_index_in_dim(table, index, axis=1, keepdims=False, allow_negative_indices=False)
 
 
 def store(table: Array, index: Array, value: Any, mask: Array) -> Array:
     """The table with row `index` replaced where `mask`."""
-    at = jnp.clip(index, 0, table.shape[0] - 1).astype(jnp.int32)
-    old = lax.dynamic_index_in_dim(table, at, keepdims=False)
-    return lax.dynamic_update_index_in_dim(table, jnp.where(mask, value, old), at, 0)
+    new = jnp.where(mask, value, load(table, index))
+    return lax.dynamic_update_index_in_dim(table, new, index, 0, allow_negative_indices=False)
 
 
 def store_column(table: Array, index: Array, value: Any, mask: Array) -> Array:
     """The table with `table[:, index]` replaced where `mask`."""
-    at = jnp.clip(index, 0, table.shape[1] - 1).astype(jnp.int32)
-    old = lax.dynamic_index_in_dim(table, at, axis=1, keepdims=False)
-    return lax.dynamic_update_index_in_dim(table, jnp.where(mask, value, old), at, 1)
-
-
-def store_at(table: Array, row: Array, column: Array, value: Any, mask: Array) -> Array:
-    """The table with one element replaced where `mask`."""
-    zero = jnp.int32(0)
-    r = jnp.clip(row, 0, table.shape[0] - 1).astype(jnp.int32) + zero
-    c = jnp.clip(column, 0, table.shape[1] - 1).astype(jnp.int32) + zero
-    old = lax.dynamic_slice(table, (r, c), (1, 1))
-    new = jnp.where(mask, jnp.asarray(value).astype(table.dtype), old[0, 0]).reshape(1, 1)
-    return lax.dynamic_update_slice(table, new, (r, c))
+    new = jnp.where(mask, value, load_column(table, index))
+    return lax.dynamic_update_index_in_dim(table, new, index, 1, allow_negative_indices=False)
 
 
 def load_at(table: Array, row: Array, column: Array) -> Array:
     """One element of a table."""
-    r, c = jnp.maximum(row, 0).astype(jnp.int32), jnp.maximum(column, 0).astype(jnp.int32)
-    return lax.dynamic_slice(table, (r, c), (1, 1))[0, 0]
+    return lax.dynamic_slice(table, (row, column), (1, 1), allow_negative_indices=False)[0, 0]
+
+
+def store_at(table: Array, row: Array, column: Array, value: Any, mask: Array) -> Array:
+    """The table with one element replaced where `mask`."""
+    new = jnp.where(mask, jnp.asarray(value).astype(table.dtype), load_at(table, row, column))
+    return lax.dynamic_update_slice(table, new.reshape(1, 1), (row, column), allow_negative_indices=False)
 
 
 def append_rows(table: Array, n: Array, rows: Array, mask: Array) -> tuple[Array, Array]:
@@ -111,13 +103,3 @@ class Together(AbstractLanes):
 
     def any(self, mask: Array) -> Array:
         return lax.pmax(mask.astype(jnp.int32), LANES) > 0
-
-
-def when(
-    lanes: AbstractLanes,
-    mask: Array,
-    phase: Callable[[dict[str, Array]], dict[str, Array]],
-    state: dict[str, Array],
-) -> dict[str, Array]:
-    """`phase(state)` if the batch needs it; the phase masks itself per instance."""
-    return lax.cond(lanes.any(mask), phase, lambda s: s, state)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
-from .access import FAR, least, load, load_at, pack, store_at, unpack_slot
+from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot
 from .clock import free_server
 from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
@@ -474,6 +475,26 @@ def evict(w: Lane) -> None:
     if w.has("actions"):
         record_admission(w, some & (w.ask_how == ADMIT), place)
     w.act(some, Action.evict, load(w.entry_owner, row), pool, amount_out)
+
+
+def take_entries(w: Lane, pool: int, units: Array) -> None:
+    """Evict `units` (whole blocks) from the entries of a pool in release order, all at once."""
+
+    def lacks(carry: tuple[Array, Array, Array]) -> Array:
+        return carry[0] > EPS
+
+    def take(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        left, sizes, gone = carry
+        _, row = least(pack(w.entry_seq, jnp.arange(sizes.shape[0])), (sizes > 0) & (w.entry_pool == pool))
+        size = load(sizes, row)
+        amount = jnp.minimum(size, left)
+        rest = jnp.where(size - amount <= EPS, 0.0, size - amount)
+        return left - amount, store(sizes, row, rest, True), gone + (rest <= 0)
+
+    _, w.entry_size, gone = lax.while_loop(lacks, take, (units, w.entry_size, jnp.int64(0)))
+    w.add("cached", pool, -units, jnp.bool_(True))
+    w.add("evicted_units", pool, units, jnp.bool_(True))
+    w.add("evicted_entries", pool, gone, jnp.bool_(True))
 
 
 def eviction_keys(w: Lane, pool: int) -> list[Value]:

@@ -8,6 +8,9 @@ on its own before the next.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -16,7 +19,8 @@ from jaxtyping import Array
 from ..ir.itl import edges
 from ..ir.program import Fifo
 from ..report.raw import Action, Verdict
-from .access import FAR, SLOT_BITS, append_rows, least, load, pack, store, unpack_slot, when
+from ..tape.rounding import product
+from .access import FAR, SLOT_BITS, append_rows, least, load, pack, store, unpack_slot
 from .faults import Fault
 from .lane import EVENT, SETTLE, Lane
 from .views import to_ticks
@@ -64,8 +68,23 @@ def schedule_key(w: Lane, slot: Array, mask: Array) -> Array:
     return key
 
 
-def pass_time(w: Lane, until: Array, mask: Array) -> None:
-    """Add the values held now to all time integrals, up to `until`."""
+class Limbs(NamedTuple):
+    """An integral of whole blocks over ticks in two limbs: `high * 2**LIMB_BITS + low`."""
+
+    high: Array
+    low: Array
+
+    def plus(self, blocks: Array, span: Array) -> Limbs:
+        """Add `blocks * span`: span < 2**47 in halves of 24 bits and blocks < 2**31, so that nothing overflows."""
+        low = self.low + blocks * (span & ((1 << 24) - 1))
+        high_part = blocks * (span >> 24)
+        low = low + ((high_part & ((1 << (LIMB_BITS - 24)) - 1)) << 24)
+        high = self.high + (high_part >> (LIMB_BITS - 24)) + (low >> LIMB_BITS)
+        return Limbs(high, low & ((1 << LIMB_BITS) - 1))
+
+
+def pass_time(w: Lane, until: Array, mask: Array, moved: Collection[int] = ()) -> None:
+    """Add the values held now to all time integrals, up to `until`; units of the pools `moved` are counted apart."""
     span = jnp.where(mask & w.warm, until - w.now, 0)
     w.live_tick = w.live_tick + w.live * span
     w.number_tick = w.number_tick + w.number * span
@@ -75,21 +94,17 @@ def pass_time(w: Lane, until: Array, mask: Array) -> None:
         w.holders_tick = w.holders_tick + w.holders * span
         for name in ("used", "cached"):
             for pool, spec in enumerate(w.plan.skeleton.pools):
-                if name == "cached" and not w.plan.caching[pool]:
+                if pool in moved or (name == "cached" and not w.plan.caching[pool]):
                     continue
                 value = w.s[name][pool]
                 if spec.block is None:
                     total = w.s[f"{name}_tick_f"]
-                    w.s[f"{name}_tick_f"] = total.at[pool].add(value * span.astype(jnp.float64))
+                    w.s[f"{name}_tick_f"] = total.at[pool].add(product(value, span.astype(jnp.float64)))
                     continue
                 blocks = jnp.rint(value / w.job.numbers[number_index(w, spec.block)]).astype(jnp.int64)
                 limbs = w.s[f"{name}_tick"]
-                # span < 2**47 in halves of 24 bits and blocks < 2**31: nothing overflows
-                low = limbs[pool, 1] + blocks * (span & ((1 << 24) - 1))
-                high_part = blocks * (span >> 24)
-                low = low + ((high_part & ((1 << (LIMB_BITS - 24)) - 1)) << 24)
-                high = limbs[pool, 0] + (high_part >> (LIMB_BITS - 24)) + (low >> LIMB_BITS)
-                w.s[f"{name}_tick"] = limbs.at[pool].set(jnp.stack([high, low & ((1 << LIMB_BITS) - 1)]))
+                total = Limbs(limbs[pool, 0], limbs[pool, 1]).plus(blocks, span)
+                w.s[f"{name}_tick"] = limbs.at[pool].set(jnp.stack(total))
     if w.has("stage_end"):
         on = w.stage_end < FAR
         decodes, prefills = w.stage_decodes * on, w.stage_prefills * on
@@ -109,15 +124,15 @@ def number_index(w: Lane, node: object) -> int:
     return int(node.value)
 
 
+def settled(w: Lane) -> Array:
+    """Whether everything of this instant is done."""
+    return w.idle & w.started & (w.focus == EVENT) & (w.spawning == 0) & (w.cur < 0)
+
+
 def advance(w: Lane) -> None:
     """If the instant is settled, go to the next event and do it, or end the run."""
-    on = w.idle & w.started & (w.focus == EVENT) & (w.spawning == 0) & (w.cur < 0)
+    on = settled(w)
     tick, kind, slot, stage, on = w.fence(*next_event(w), on)
-    if w.plan.open_arrivals:
-        # the gap after this arrival must be on the tape before the arrival happens
-        dry = on & (kind == 2) & (w.arrived + 1 - w.tape.base >= w.tape.gap.shape[0]) & (tick <= w.job.horizon)
-        w.pick(dry, stall=True)
-        on = on & ~dry
     bounded = w.job.horizon < FAR
     to_come = w.next_arrive < FAR
     empty = (w.live == 0) & ~to_come
@@ -149,13 +164,7 @@ def advance(w: Lane) -> None:
 
 def when_iteration_ends(w: Lane, stage: Array, mask: Array) -> None:
     """`end_iteration`, skipped where no instance of the batch needs it."""
-
-    def body(s: dict[str, Array]) -> dict[str, Array]:
-        inner = Lane(s, w.plan, w.job, w.data, w.tape, w.go, w.lanes)
-        end_iteration(inner, stage, mask)
-        return inner.s
-
-    w.s.update(when(w.lanes, mask, body, w.s))
+    w.only(mask, lambda w: end_iteration(w, stage, mask))
 
 
 def arrive(w: Lane, mask: Array) -> None:
@@ -163,11 +172,9 @@ def arrive(w: Lane, mask: Array) -> None:
     if w.plan.open_arrivals:
         w.pick(mask, spawning=1)
         more = mask & (w.arrived + 1 < w.job.limit)
-        row = jnp.clip(w.arrived + 1 - w.tape.base, 0, w.tape.gap.shape[0] - 1)
-        gap = w.tape.gap[row]
-        w.fail(more & (gap < 0), Fault.gap)
+        w.fail(more & (w.gap < 0), Fault.gap)
         w.pick(mask, next_arrive=FAR)
-        w.pick(more, next_arrive=w.now + gap, arrive_key=w.event_seq << SLOT_BITS)
+        w.pick(more, next_arrive=w.now + w.gap, arrive_key=w.event_seq << SLOT_BITS)
         w.event_seq = w.event_seq + more
     elif w.plan.listed:
         at = w.data.at
@@ -240,7 +247,6 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.tokens = jnp.where(known | confirms, w.tokens + 1, jnp.where(replaces, 1, w.tokens))
     w.first = jnp.where(replaces, w.now, w.first)
     w.confirmed = jnp.where(settled, w.now, w.confirmed)
-    w.confirm_order = jnp.where(settled, w.order_seq + w.give_key, w.confirm_order)
     w.last = jnp.where(token, w.now, w.last)
     w.last_stage = jnp.where(token, stage, w.last_stage)
     w.decoded = w.decoded | decode
@@ -253,10 +259,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.add_at("number", stage, -n_done, mask)
     w.add_at("completed", stage, n_done, kept)
     w.add_at("service_tick", stage, jnp.sum(jnp.where(done, w.now - w.entered, 0)), kept)
-    slots = jnp.arange(w.ready.shape[0])
-    w.ready = jnp.where(done, pack(w.ready_seq + w.give_key, slots), w.ready)
-    w.ready_seq = w.ready_seq + jnp.where(mask, slots.shape[0] + 1, 0)
-    w.order_seq = w.order_seq + jnp.where(mask, slots.shape[0] + 1, 0)
+    number_in_list_order(w, done, settled)
     w.stage = jnp.where(done, -1, w.stage)
     w.give_key = jnp.where(here, -1, w.give_key)
     hot = (jnp.arange(w.stage_end.shape[0]) == stage) & mask
@@ -266,6 +269,27 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.stage_listed = jnp.where(hot, 0, w.stage_listed)
     w.stage_decodes = jnp.where(hot, 0, w.stage_decodes)
     w.stage_prefills = jnp.where(hot, 0, w.stage_prefills)
+
+
+def number_in_list_order(w: Lane, done: Array, settled: Array) -> None:
+    """Finished jobs join the ready list, and first tokens are confirmed, in the order of the iteration's list."""
+    keys = jnp.where(done | settled, pack(w.give_key, jnp.arange(done.shape[0])), FAR)
+    Carry = tuple[Array, Array, Array, Array, Array]
+
+    def remain(carry: Carry) -> Array:
+        return jnp.min(carry[0]) < FAR
+
+    def number(carry: Carry) -> Carry:
+        keys, ready, confirm_order, ready_seq, order_seq = carry
+        _, slot = least(keys)
+        finished, confirms = load(done, slot), load(settled, slot)
+        ready = store(ready, slot, pack(ready_seq, slot), finished)
+        confirm_order = store(confirm_order, slot, order_seq, confirms)
+        return store(keys, slot, FAR, True), ready, confirm_order, ready_seq + finished, order_seq + confirms
+
+    _, w.ready, w.confirm_order, w.ready_seq, w.order_seq = lax.while_loop(
+        remain, number, (keys, w.ready, w.confirm_order, w.ready_seq, w.order_seq)
+    )
 
 
 def count_gaps(w: Lane, stage: Array, timed: Array, gap: Array, began: Array) -> None:
@@ -287,11 +311,10 @@ def count_gaps(w: Lane, stage: Array, timed: Array, gap: Array, began: Array) ->
     w.put("itl", at, new, n > 0)
     rows = jnp.stack([jnp.broadcast_to(stage.astype(jnp.int64), gap.shape), gap], axis=1)
 
-    def log(s: dict[str, Array]) -> dict[str, Array]:
-        gaps, count = append_rows(s["gaps"], s["gaps_n"], rows, odd)
-        return s | {"gaps": gaps, "gaps_n": count}
+    def log(w: Lane) -> None:
+        w.gaps, w.gaps_n = append_rows(w.gaps, w.gaps_n, rows, odd)
 
-    w.s.update(when(w.lanes, jnp.any(odd), log, w.s))
+    w.only(jnp.any(odd), log)
 
 
 def record_tokens(w: Lane, stage: Array, token: Array, decode: Array) -> None:

@@ -1,8 +1,7 @@
-"""Running a batch from the host: tape refills, drained buffers, larger tables where one ran full.
+"""Running a batch from the host: drained buffers, larger tables where one ran full.
 
-The compiled loop advances all instances until each is done or waits; between its calls the host refills
-the tape, takes the samples out of the buffers and reports progress, so that no buffer grows with
-the length of a run.
+The compiled loop advances all instances until each is done or waits; between its calls the host takes the samples out
+of the buffers and reports progress, so that no buffer grows with the length of a run.
 
 **Source:** `design.md`, section 4.
 """
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..check.fragment import unsupported
@@ -31,7 +30,8 @@ from ..tape.streams import trace_choices
 from .access import FAR
 from .faults import Fault
 from .lane import RUNNING, Capacities, Data, Job, Tape, fields
-from .loop import MACHINE_AHEAD, final_needs, loop, refill, refill_current
+from .layout import BUFFERS, Layout, Packed
+from .loop import final_needs, loop
 from .plan import Plan, make_plan
 from .result import Drained, raw_run
 from .step import Config, action_margin
@@ -39,10 +39,12 @@ from .tables import likely_sessions, session_data, ticks
 from .xla import prepare
 
 #: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
-TURNS_A_CALL = 20_000
+TURNS_A_CALL = 10_000
 #: Instances of one unit of work on a CPU. One size for every batch, so that a program compiles once.
-UNIT = 8
-TAPE_BYTES = 1 << 16
+UNIT = 16
+
+#: Sizes of tables that most instances of a plan have needed.
+_learned: dict[Plan, Capacities] = {}
 
 #: An instance that is over: its place in the batch, its result, and the fault that ended it.
 Finished = tuple[int, RawRun, Fault]
@@ -55,6 +57,7 @@ def simulate(
     trace: bool = False,
     check: bool = False,
     stop_on_verdict: bool = False,
+    coalesce: bool = True,
     capacities: Capacities | None = None,
     progress: AbstractProgress = NoProgress(),
 ) -> list[RawRun | None]:
@@ -64,6 +67,7 @@ def simulate(
     - `program`: a checked program. `seeds`: unsigned 64-bit, one instance each.
     - `trace`: keep the action trace. `check`: verify the ownership equation after every action.
     - `stop_on_verdict`: end an instance at a livelock or deadlock instead of at its horizon.
+    - `coalesce`: pass iterations of equal composition in one update (the results are the same; never with `trace`).
     - `capacities`: sizes of the tables. None: chosen; a table that runs full is enlarged and its instances run again.
     - `progress`: told the number of finished instances.
 
@@ -77,6 +81,7 @@ def simulate(
         trace=trace,
         check=check,
         stop_on_verdict=stop_on_verdict,
+        coalesce=coalesce,
         capacities=capacities,
         progress=progress,
     )
@@ -89,6 +94,7 @@ def simulate_many(
     trace: bool = False,
     check: bool = False,
     stop_on_verdict: bool = False,
+    coalesce: bool = True,
     capacities: Capacities | None = None,
     progress: AbstractProgress = NoProgress(),
 ) -> list[RawRun | None]:
@@ -114,7 +120,8 @@ def simulate_many(
             for plan, members in groups.items():
                 config = Config(check=check, together=jax.default_backend() != "cpu")
                 chosen = [programs[i] for i in members]
-                batch = Batch.build(plan, made, chosen, [seeds[i] for i in members], config, trace, stop_on_verdict)
+                mine = [seeds[i] for i in members]
+                batch = Batch.build(plan, made, chosen, mine, config, trace, stop_on_verdict, coalesce)
                 for i, run in zip(members, batch.run(capacities, shared)):
                     results[i] = run
                 if shared.interrupted:
@@ -155,13 +162,15 @@ class Batch:
     seeds: list[int]
     numbers: np.ndarray
     integers: np.ndarray
+    ends: np.ndarray
     data: Data
     stop: bool
+    coalesce: bool
 
     @classmethod
     def build(
         cls, plan: Plan, made: dict[int, Any], programs: list[Program], seeds: list[int], config: Config, trace: bool,
-        stop: bool,
+        stop: bool, coalesce: bool = True,
     ) -> Batch:  # fmt: skip
         """`made`: numbers and integers of each program, by identity; equal programs are stored once."""
         places: dict[int, int] = {}
@@ -179,8 +188,10 @@ class Batch:
             seeds=seeds,
             numbers=np.asarray([made[id(p)][1] for p in unique], np.float64).reshape(len(unique), -1),
             integers=np.asarray([made[id(p)][2] for p in unique], np.int64).reshape(len(unique), -1),
-            data=jax.tree.map(jnp.asarray, session_data(unique)),
+            ends=np.asarray([_ends(p) for p in unique], np.int64),
+            data=jax.device_put(session_data(unique)),
             stop=stop,
+            coalesce=coalesce,
         )
 
     def auto(self) -> Capacities:
@@ -189,33 +200,41 @@ class Batch:
         slots = 32
         while slots < known + 1:
             slots *= 2
-        # sessions on the tape between two refills: 64 KiB of it, so that a refill is rare and the tape stays in cache
-        ahead = min(1024, max(64, TAPE_BYTES // (8 * self.plan.tape_width)))
-        return Capacities(slots=slots, entries=2 * slots, ahead=ahead)
+        return Capacities(slots=slots, entries=2 * slots)
 
     def run(self, capacities: Capacities | None, progress: SharedProgress) -> list[RawRun | None]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
         results: list[RawRun | None] = [None] * len(self.seeds)
         todo = list(range(len(self.seeds)))
-        cap = capacities or self.auto()
+        cap = capacities or _learned.get(self.plan, self.auto())
         size = len(todo) if self.config.together else UNIT
         stop = threading.Event()
         workers = 1 if self.config.together else max(1, min(cores(), -(-len(todo) // size)))
         pool = ThreadPoolExecutor(max_workers=workers)
+
+        def run_unit(unit: list[int]) -> tuple[Capacities, list[Finished]]:
+            used = cap  # of the moment in which the unit starts
+            return used, self.run_unit(unit, used, size, stop)
+
         try:
             while todo:
                 units = [todo[i : i + size] for i in range(0, len(todo), size)]
-                again, larger = [], cap
-                for finished in as_completed([pool.submit(self.run_unit, unit, cap, size, stop) for unit in units]):
-                    kept = 0
-                    for index, run, fault in finished.result():
+                again: list[int] = []
+                larger = cap
+                for done in as_completed([pool.submit(run_unit, unit) for unit in units]):
+                    used, finished = done.result()
+                    full = 0
+                    for index, run, fault in finished:
                         if fault in (Fault.slots, Fault.entries) and capacities is None:
                             again.append(index)
-                            larger = _enlarged(larger, cap, fault)
+                            larger = _enlarged(larger, used, fault)
+                            full += 1
                         else:
                             results[index] = run
-                            kept += 1
-                    progress.add(kept)
+                    progress.add(len(finished) - full)
+                    if 2 * full > len(finished):
+                        # not an exception: the units to come, and later batches, begin with the larger tables
+                        cap = _learned[self.plan] = larger
                 todo, cap = sorted(again), larger
         except KeyboardInterrupt:
             stop.set()  # units end at their next look at the host
@@ -239,84 +258,84 @@ class Batch:
         cap = dataclasses.replace(
             cap,
             gaps=max(cap.gaps, 3 * cap.slots),
+            phases=cap.phases if self.coalesce and not self.trace else 0,
             actions=(16384 + 2 * action_margin(plan, cap.slots)) if self.trace else 0,
         )
         lanes = todo + [todo[0]] * (size - len(todo))
         which = np.asarray([self.which[i] for i in lanes])
         programs = [self.programs[k] for k in which]
-        job = Job(
-            numbers=jnp.asarray(self.numbers[which]),
-            integers=jnp.asarray(self.integers[which]),
-            horizon=jnp.asarray([ticks(number(p, p.horizon_s), p.tick_s) for p in programs], jnp.int64),
-            warmup=jnp.asarray([ticks(number(p, p.warmup_s), p.tick_s) for p in programs], jnp.int64),
-            limit=jnp.asarray([FAR if p.arrivals is None else p.arrivals for p in programs], jnp.int64),
-            which=jnp.asarray(which, jnp.int32),
-            stop=jnp.full((size,), self.stop),
-        )
-        seeds = jnp.asarray(np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64))
-        one = fields(plan, cap, plan.skeleton.tick_s)
-        first = {k: np.broadcast_to(v, (size, *v.shape)).copy() for k, v in one.items()}
-        first["verdict"][len(todo) :] = Verdict.drained
-        state = {k: jnp.asarray(v) for k, v in first.items()}
+        horizon, warmup, limit = self.ends[which].T
+        numbers: dict[str, Any] = {
+            "numbers": self.numbers[which], "integers": self.integers[which], "horizon": horizon, "warmup": warmup,
+            "limit": limit, "which": which.astype(np.int32), "stop": np.full((size,), self.stop),
+            "seed": np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64),
+        }  # fmt: skip
+        job = jax.device_put(Job(**numbers))
+        layout, first, memory = beginning(plan, cap)
+        rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
+        layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
+        state = Packed(rows, layout)  # type: ignore[arg-type]
         run = loop(plan, self.config)
         choices = Choices(programs, [self.seeds[i] for i in lanes])
         base = np.zeros((size,), np.int64)
-        machine = np.zeros((size,), np.int64)
-        tape = self.make_tape(job, seeds, base, machine, cap.ahead, choices)
+        tape = self.make_tape(base, cap.ahead, choices)
         drained = Drained(size)
-        memory = {
-            "state": sum(v.nbytes for k, v in one.items() if k not in Drained.NAMES),
-            "tape": sum(x.nbytes for x in jax.tree.leaves(tape)) // size,
-            "buffers": sum(v.nbytes for k, v in one.items() if k in Drained.NAMES),
-        }
+        memory = memory | {"tape": sum(x.nbytes for x in jax.tree.leaves(tape)) // size}
         while True:
-            state, _ = run(state, job, self.data, tape, jnp.int64(TURNS_A_CALL))
-            over = (np.asarray(state["verdict"]) != RUNNING) | (np.asarray(state["fault"]) != 0)
-            state = drained.take(state)
+            (state, buffers), _ = run(state, job, self.data, tape, np.int64(TURNS_A_CALL))
+            rows = {dtype: np.asarray(x) for dtype, x in state.rows.items()}
+            over = (layout.view(rows, "verdict") != RUNNING) | (layout.view(rows, "fault") != 0)
+            drained.take({name: layout.view(rows, f"{name}_n") for name in buffers}, buffers)
             if over.all() or stop.is_set():
                 break
-            arrived, drawn = np.asarray(state["arrived"]), np.asarray(state["drawn"])
-            dry = (arrived + 1 - base >= cap.ahead) | (drawn + plan.machine_draws - machine > MACHINE_AHEAD)
-            if (dry & ~over).any():
-                base, machine = arrived.copy(), drawn.copy()
-                tape = self.make_tape(job, seeds, base, machine, cap.ahead, choices)
-            if plan.turns_ahead or plan.own_draws:
-                state = refill_current(plan)(state, seeds)
-            state["stall"] = jnp.zeros_like(state["stall"])
-        return self.collect(todo, over, state, drained, job, tape, programs, memory)
+            arrived = layout.view(rows, "arrived")
+            if choices.needed and (~over & (arrived + 1 - base >= cap.ahead)).any():
+                base = arrived.copy()
+                tape = self.make_tape(base, cap.ahead, choices)
+        return self.collect(todo, over, state, rows, drained, job, tape, programs, memory)
 
-    def make_tape(
-        self, job: Job, seeds: Any, base: np.ndarray, machine: np.ndarray, ahead: int, choices: Choices
-    ) -> Tape:
-        gap, draws, shared = refill(self.plan, ahead)(job.numbers, seeds, jnp.asarray(base), jnp.asarray(machine))
-        return Tape(
-            base=jnp.asarray(base),
-            gap=gap,
-            draws=draws,
-            script=jnp.asarray(choices.rows(base, ahead)),
-            machine_base=jnp.asarray(machine),
-            machine=shared,
-        )
+    def make_tape(self, base: np.ndarray, ahead: int, choices: Choices) -> Tape:
+        return jax.device_put(Tape(base=base, script=choices.rows(base, ahead if choices.needed else 1)))  # type: ignore[arg-type]
 
     def collect(
-        self, todo: list[int], over: np.ndarray, state: Any, drained: Drained, job: Job, tape: Tape,
-        programs: list[Program], memory: dict[str, int],
+        self, todo: list[int], over: np.ndarray, state: Packed, rows: dict[str, np.ndarray], drained: Drained, job: Job,
+        tape: Tape, programs: list[Program], memory: dict[str, int],
     ) -> list[Finished]:  # fmt: skip
         pools = len(self.plan.skeleton.pools)
         needs = np.full((len(over), pools, pools), -1.0)
-        if self.plan.has_holds and bool((np.asarray(state["queued"]) > 0).any()):
+        if self.plan.has_holds and bool((state.layout.view(rows, "queued") > 0).any()):
             needs = np.asarray(final_needs(self.plan)(state, job, self.data, tape))
-        final = {k: np.asarray(v) for k, v in state.items() if k not in ("draws", *Drained.NAMES)}
         finished = []
         for lane, index in enumerate(todo):
             if over[lane]:
-                values = {k: v[lane] for k, v in final.items()}
+                values = state.layout.lane(rows, lane)
                 run = raw_run(
                     self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane], self.trace
                 )
                 run.extra["memory_bytes"] = memory
-                finished.append((index, run, Fault(int(final["fault"][lane]))))
+                finished.append((index, run, Fault(int(values["fault"]))))
         return finished
+
+
+@functools.lru_cache(maxsize=64)
+def beginning(plan: Plan, cap: Capacities) -> tuple[Layout, dict[str, np.ndarray], dict[str, int]]:
+    """An instance that has not started: where its arrays stand, its rows, and its bytes by kind."""
+    one = fields(plan, cap, plan.skeleton.tick_s)
+    layout = Layout.of(one)
+    memory = {
+        "state": sum(v.nbytes for k, v in one.items() if k not in BUFFERS),
+        "buffers": sum(v.nbytes for k, v in one.items() if k in BUFFERS),
+    }
+    return layout, layout.row(one), memory
+
+
+def _ends(program: Program) -> tuple[int, int, int]:
+    """Horizon and warm-up in ticks, and the number of arrivals; `FAR` where there is none."""
+    return (
+        ticks(number(program, program.horizon_s), program.tick_s),
+        ticks(number(program, program.warmup_s), program.tick_s),
+        FAR if program.arrivals is None else program.arrivals,
+    )
 
 
 def cores() -> int:
@@ -324,10 +343,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _enlarged(larger: Capacities, cap: Capacities, fault: Fault) -> Capacities:
+def _enlarged(larger: Capacities, used: Capacities, fault: Fault) -> Capacities:
+    """`larger`, so that it also holds an instance that `used` did not hold."""
+    slots, entries = used.slots, used.entries
     if fault == Fault.slots:
-        return dataclasses.replace(larger, slots=cap.slots * 4, entries=max(larger.entries, cap.entries * 2))
-    return dataclasses.replace(larger, entries=cap.entries * 4)
+        slots, entries = slots * 4, entries * 2
+    else:
+        entries = entries * 4
+    return dataclasses.replace(larger, slots=max(larger.slots, slots), entries=max(larger.entries, entries))
 
 
 class Choices:
@@ -335,6 +358,7 @@ class Choices:
 
     def __init__(self, programs: list[Program], seeds: list[int]):
         self.programs, self.seeds = programs, seeds
+        self.needed = any(p.trace is not None for p in programs)
         self.known = [np.zeros((0,), np.int64) for _ in programs]
 
     def rows(self, base: np.ndarray, ahead: int) -> np.ndarray:

@@ -11,6 +11,7 @@ float64 (whole numbers below 2**53 where the language says so), indices int32 wi
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -20,6 +21,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.itl import edges
+from ..tape.chacha import DRAWS_PER_BLOCK
 from .access import FAR, load, pack, store
 from .faults import Fault
 from .plan import Plan
@@ -44,15 +46,17 @@ MOST_READY = 1000
 class Capacities:
     """Static sizes of the tables. `slots`: live sessions; `entries`: cache entries of all pools together;
     `samples`, `requests`, `gaps`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
-    of the tape between two refills."""
+    whose trace session is known ahead; `phases`: positions within a block that a window tells apart (blocks of
+    more units are never coalesced; 0: nothing is)."""
 
     slots: int = 64
     entries: int = 64
-    samples: int = 512
-    requests: int = 256
-    gaps: int = 256
+    samples: int = 2048
+    requests: int = 2048
+    gaps: int = 1024
     actions: int = 0
-    ahead: int = 64
+    ahead: int = 1024
+    phases: int = 16
 
 
 REQUEST_COLUMNS = (
@@ -83,7 +87,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "fault": full((), 0, i32),  # run-time error or full table, 0 none (faults.py)
         "fault_serial": full((), -1, i64),
         "fault_place": full((), -1, i32),
-        "stall": full((), False, bool),  # waits for the tape
+        "stall": full((), False, bool),  # waits for the host: a buffer is full, or the tape is at its end
         # arrivals
         "next_arrive": full((), FAR, i64),
         "arrive_key": full((), 0, i64),
@@ -112,13 +116,8 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "turns": full((S,), 0, i64),
         "free": np.arange(S - 1, -1, -1, dtype=i32),
         "free_n": full((), S, i32),
-        # tape rows
-        "draws": full((S, plan.tape_width), 0.0, f64),
-        "draws_turn": full((S,), 1, i64),
-        "draws_own": full((S,), 0, i64),
-        "own": full((S,), 0, i64),
         "script": full((S,), -1, i32),
-        "drawn": full((), 0, i64),  # machine draws made
+        "drawn": full((), 0, i64),  # draws made that are no session's
         # how often each session became ready at the tick it was last ready at
         "ready_at": full((S,), -1, i64),
         "ready_n": full((S,), 0, i32),
@@ -149,6 +148,21 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "requests": full((cap.requests, len(REQUEST_COLUMNS)), 0, i64),
         "requests_n": full((), 0, i32),
     }
+    blocks = sum(len(blocks) for blocks in plan.blocks.values())
+    if blocks:
+        state["uniform"] = full((DRAWS_PER_BLOCK * blocks,), 0.0, f64)  # uniforms at hand (uniforms.py)
+    if plan.blocks["init"]:
+        state["init_for"] = full((), -1, i64)  # serial whose `init` draws are at hand
+    if plan.own_draws:
+        state["own"] = full((S,), 0, i64)  # draws made on each session's own stream
+    if plan.open_arrivals:
+        state |= {
+            "gap": full((), 0, i64),  # ticks before session `gap_for`
+            "gap_for": full((), -1, i64),
+            "gap_block": full((), -1, i64),  # first block at hand of the stream of gaps
+        }
+    if plan.blocks["machine"]:
+        state["machine_block"] = full((), -1, i64)  # first block at hand of the draws that are no session's
     if plan.has_holds or plan.step_stages:
         state |= {
             # latest admission number; a session never admitted stands after all others, in the order of joining
@@ -296,6 +310,8 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "gaps": full((cap.gaps, 2), 0, i64),
             "gaps_n": full((), 0, i32),
         }
+    if cap.phases and any(plan.licence(s).windows or plan.licence(s).at_once for s in plan.step_stages):
+        state["phases"] = np.arange(cap.phases)  # places within a block
     if cap.actions:
         state |= {"actions": full((cap.actions, ACTION_COLUMNS), 0.0, f64), "actions_n": full((), 0, i32)}
         if plan.has_holds:
@@ -323,7 +339,7 @@ class Job(eqx.Module):
 
     - `numbers` `[numbers]` float64; `integers` `[integers]` int64: the program's numbers and cost integers.
     - `horizon`, `warmup` ticks (`FAR`: none); `limit`: number of arrivals (`FAR`: no limit).
-    - `which`: index of the session data this instance reads.
+    - `which`: index of the session data this instance reads. `seed`: uint64, of all its streams.
     """
 
     numbers: Array
@@ -332,6 +348,7 @@ class Job(eqx.Module):
     warmup: Array
     limit: Array
     which: Array
+    seed: Array
     stop: Array  # end at a livelock or deadlock
 
 
@@ -350,18 +367,13 @@ class Data(eqx.Module):
 
 
 class Tape(eqx.Module):
-    """The next `ahead` sessions of an instance: `base` is the serial of the first row.
+    """Which trace sessions the next sessions of an instance replay: `base` is the serial of the first.
 
-    `gap` `[ahead]` ticks before the session; `draws` `[ahead, width]` uniforms; `script` `[ahead]`.
-    `machine` `[MACHINE_AHEAD]` uniforms of draws that no session makes, from number `machine_base` on.
+    `script` `[ahead]` int32; one dummy row in a program without a trace.
     """
 
     base: Array
-    gap: Array
-    draws: Array
     script: Array
-    machine_base: Array
-    machine: Array
 
 
 class Lane:
@@ -400,6 +412,21 @@ class Lane:
         """
         leaves = tuple(jnp.asarray(v) for v in values)
         return lax.cond(self.go, lambda *a: a, lambda *a: tuple(jnp.zeros_like(x) for x in a), *leaves)
+
+    def only(self, mask: Array, phase: Callable[[Lane], Any], otherwise: Any = ()) -> Any:
+        """Run `phase` on this lane if the batch needs it (it masks itself per instance).
+
+        **Returns:** what `phase` returns, or `otherwise`, which has the same structure; () for None.
+        """
+
+        def run(state: dict[str, Array]) -> tuple[dict[str, Array], Any]:
+            inner = Lane(state, self.plan, self.job, self.data, self.tape, self.go, self.lanes)
+            found = phase(inner)
+            return inner.s, () if found is None else found
+
+        state, found = lax.cond(self.lanes.any(mask), run, lambda s: (s, otherwise), self.s)
+        self.s.update(state)
+        return found
 
     def pick(self, mask: Array, **values: Any) -> None:
         """Set scalars or whole vectors where `mask`."""

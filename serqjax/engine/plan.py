@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..check.licence import Licence, licence
 from ..errors import Problem, ProgramError
 from ..ir.expr import Ctx, Inf, Num, Resource, Sample, Unary
 from ..ir.fixed import IntAffine, IntForm, resolve, stage_form
@@ -25,6 +26,7 @@ from ..ir.program import (
     End,
     Enter,
     Fifo,
+    Goto,
     Grow,
     Listed,
     Observe,
@@ -40,14 +42,11 @@ from ..ir.program import (
     Turn,
 )
 from ..ir.structure import skeleton, walk
+from ..tape.chacha import DRAWS_PER_BLOCK
 from ..tape.draws import draw_count
 
 #: A cost in fixed point whose integers are places in the vector of integers.
 CostShape = IntForm
-
-# Draws kept per session on the tape at once; a session that needs more waits for the next refill.
-TURNS_AHEAD = 8
-OWN_AHEAD = 16
 
 
 def draws_in(node: Any) -> int:
@@ -291,6 +290,10 @@ class Plan:
             plans.append(StagePlan(kind=kind, memory=memory, form=form, admits=admits))
         return tuple(plans)
 
+    def licence(self, stage: int) -> Licence:
+        """What may be coalesced on a step stage."""
+        return licence(self.skeleton, stage, self.forms[stage] is not None)
+
     @functools.cached_property
     def step_stages(self) -> tuple[int, ...]:
         return tuple(i for i, s in enumerate(self.skeleton.stages) if isinstance(s.kind, Step))
@@ -368,20 +371,54 @@ class Plan:
         kinds = [s.kind for s in self.skeleton.stages if isinstance(s.kind, Step)]
         return max((draws_in((k.budget, k.chunk, k.cost)) for k in kinds), default=0)
 
-    @property
+    @functools.cached_property
     def own_draws(self) -> int:
-        """Draws of the session's own stream kept on the tape; 0 if the program makes none."""
+        """Draws of the session's own stream that one pass over the states finds ready; 0 if the program makes none."""
         most = max(self.state_draws, default=0)
-        return 0 if most == 0 else max(OWN_AHEAD, 2 * most)
+        return max(most, min(sum(self.state_draws), DRAWS_PER_BLOCK))
 
-    @property
-    def turns_ahead(self) -> int:
-        return TURNS_AHEAD if self.turn_draws and self.has_turn else 0
+    @functools.cached_property
+    def turn_ops(self) -> tuple[int, ...]:
+        """`Turn` ops of each state. A pass goes through one state with `Turn` at most (`respond_states`)."""
+        return tuple(sum(isinstance(op, Turn) for op in s.ops) for s in self.states)
 
-    @property
-    def tape_width(self) -> int:
-        """Uniforms per session on the tape: init, `turns_ahead` turns, own stream; at least 1."""
-        return max(1, self.init_draws + self.turns_ahead * self.turn_draws + self.own_draws)
+    def may_reach(self, wanted: tuple[int, ...]) -> np.ndarray:
+        """Bool `[states]`: whether a pass that begins in a state may come to one with `wanted` above 0."""
+        reach = np.zeros(max(1, len(self.states)), dtype=bool)
+        for i in reversed(range(len(self.states))):
+            then: tuple[str, ...] = ()
+            match self.states[i].exit:
+                case Goto(name):
+                    then = (name,)
+                case Branch(_, yes, no):
+                    then = (yes, no)
+            ahead = (self.state_index[name] for name in then if self.is_forward(i, name))
+            reach[i] = wanted[i] > 0 or any(reach[j] for j in ahead)
+        return reach
+
+    @functools.cached_property
+    def blocks(self) -> dict[str, range]:
+        """Blocks of 8 uniforms that an instance keeps at hand (`uniforms.py`), by what they are for.
+
+        `init`: the next session's; `turn`: those of the turns that a pass may begin; `own`, `gap`, `machine`: a window
+        of a stream that holds what is needed at once, wherever in a block it begins.
+        """
+
+        def window(draws: int) -> int:
+            return (draws + 2 * DRAWS_PER_BLOCK - 2) // DRAWS_PER_BLOCK if draws > 1 else draws
+
+        turns = max(self.turn_ops, default=0) * -(-self.turn_draws // DRAWS_PER_BLOCK)
+        sizes = {
+            "init": -(-self.init_draws // DRAWS_PER_BLOCK), "turn": turns, "own": window(self.own_draws),
+            # gaps that fill whole blocks never lie across two
+            "gap": 1 if self.gap_draws and DRAWS_PER_BLOCK % self.gap_draws == 0 else window(self.gap_draws),
+            "machine": window(self.machine_draws),
+        }  # fmt: skip
+        made, first = {}, 0
+        for name, size in sizes.items():
+            made[name] = range(first, first + size)
+            first += size
+        return made
 
     @functools.cached_property
     def gap_draws(self) -> int:

@@ -12,31 +12,30 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..ir.fixed import FIXED_BITS, VARIABLE_SCALE, IntAffine, IntMax
-from ..ir.program import Step
 from ..report.raw import Action
 from . import livelock
-from .access import FAR, SLOT_BITS, load, load_at, pack, when
+from .access import FAR, SLOT_BITS, load, load_at, pack
 from .admission import EPS, select
+from .at_once import give_all
 from .clock import append_in_order, next_event
-from .expr import Draws, Env, Value, evaluate
+from .cost import cost
+from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import EVENT, GIVE, NEVER_ADMITTED, STAGES, Lane
-from .plan import CostShape
-from .views import budget_and_chunk, columns, memory_held, now_s, pool_state, residents_ctx, rounded_ticks, stage_state
+from .uniforms import machine_cursor, machine_drawn, machine_ready
+from .views import budget_and_chunk, columns, pool_state, residents_ctx, stage_state
+from .window import coalesce
 
 
 def start_plan(w: Lane) -> None:
-    """When the instant is settled, start to plan the next idle stage that has something to do."""
+    """When the instant is settled, start to plan the next idle stage that has something to do.
+
+    Its residents get their tokens at once where that is the same as visiting them.
+    """
     plan = w.plan
     on = w.idle & (w.focus == STAGES) & (w.cur < 0) & ~w.planning & (w.spawning == 0)
     if plan.machine_draws:
-        # a plan starts only when all its draws are on the tape
-        dry = on & (w.drawn + plan.machine_draws - w.tape.machine_base > w.tape.machine.shape[0])
-        w.pick(dry, stall=True)
-        on = on & ~dry
-    tick, kind, _, _ = next_event(w)
-    more = (kind > 0) & (tick <= w.now)
+        on = on & machine_ready(w)  # else in the next turn, with new draws
     found = jnp.int32(len(plan.skeleton.stages))
     for stage in reversed(plan.step_stages):
         work = w.number[stage] > 0
@@ -44,31 +43,43 @@ def start_plan(w: Lane) -> None:
             work = work | (w.queued[pool] > 0)
         can = work & (w.stage_end[stage] >= FAR) & (w.cursor <= stage)
         found = jnp.where(can, stage, found)
-    on, found, begins = w.fence(on, found, on & ~more & (found < len(plan.skeleton.stages)))
+    on, found, some = w.fence(on, found, on & (found < len(plan.skeleton.stages)))
+
+    def begin(w: Lane) -> Array:
+        tick, kind, _, _ = next_event(w)
+        (begins,) = w.fence(some & ~((kind > 0) & (tick <= w.now)))
+        budget, chunk = jnp.float64(0.0), jnp.float64(0.0)
+        draws = machine_cursor(w)
+        for stage in plan.step_stages:
+            b, c = budget_and_chunk(w, stage, draws, begins & (found == stage))
+            budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
+        w.drawn = machine_drawn(w, draws)
+        w.fail(begins & ~((budget >= -1e-9) & (chunk >= -1e-9)), Fault.bad_amount, -1, found)
+        w.pick(
+            begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
+            chunk=chunk, listed=0, preempting=False, owed=0.0, stopped=False,
+        )  # fmt: skip
+        if w.has("phases"):
+            give_all(w, begins)
+        return begins
+
+    begins = w.only(some, begin, jnp.bool_(False))
     w.pick(on & ~begins, focus=EVENT)
-    budget, chunk = jnp.float64(0.0), jnp.float64(0.0)
-    draws = machine_draws(w)
-    for stage in plan.step_stages:
-        b, c = budget_and_chunk(w, stage, draws, begins & (found == stage))
-        budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
-    w.drawn = draws.at + w.tape.machine_base
-    w.fail(begins & ~((budget >= -1e-9) & (chunk >= -1e-9)), Fault.bad_amount, -1, found)
-    w.pick(
-        begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
-        chunk=chunk, listed=0, preempting=False, owed=0.0, stopped=False,
-    )  # fmt: skip
-
-
-def machine_draws(w: Lane) -> Draws:
-    """A cursor over the draws that no session makes."""
-    return Draws(w.tape.machine, w.drawn - w.tape.machine_base)
 
 
 def give_next(w: Lane) -> Array:
     """Give to the next resident in serving order; returns where the plan has nobody left to consider."""
-    plan = w.plan
     on = w.idle & w.planning & (w.cur < 0) & ~w.run_ready & (w.spawning == 0)
     here = (w.stage == w.cursor) & (w.considered != w.plan_seq)
+    closing = w.stopped | (w.left <= 0)
+    on, closing, remain = w.fence(on, closing, jnp.sum(here & on))
+    spent = w.only(on & (remain > 0) & ~closing, lambda w: give_one(w, on, here, remain), jnp.bool_(False))
+    return spent | (on & ((remain == 0) | closing))
+
+
+def give_one(w: Lane, on: Array, here: Array, remain: Array) -> Array:
+    """One of the `remain` residents in `here` gets its tokens; returns where it was the last."""
+    plan = w.plan
     sequence = pack(w.adm, jnp.arange(w.adm.shape[0]))
     found, slot = select([], sequence, here)
     for stage in plan.step_stages:
@@ -85,28 +96,28 @@ def give_next(w: Lane) -> Array:
             )  # fmt: skip
             _, chosen = select([evaluate(k, env) for k in kind.serve.keys], sequence, here & (w.stage == stage))
             slot = jnp.where(w.cursor == stage, chosen, slot)
-    closing = w.stopped | (w.left <= 0)
-    picks = on & found & ~closing
-    on, found, closing, picks, slot = w.fence(on, found, closing, picks, jnp.where(picks, slot, 0))
+    picks = on & found & ~w.stopped & (w.left > 0)
+    picks, slot = w.fence(picks, jnp.where(picks, slot, 0))
     w.put("considered", slot, w.plan_seq, picks)
-    work = w.work[slot]
+    work = load(w.work, slot)
     prefill = jnp.where(w.chunk > 0, jnp.minimum(work, w.chunk), work)
-    want = jnp.where(w.mode[slot] == 1, jnp.minimum(1.0, work), prefill)
+    want = jnp.where(load(w.mode, slot) == 1, jnp.minimum(1.0, work), prefill)
     tokens = jnp.minimum(want, w.left)
     tokens, gives = w.fence(tokens, picks & (tokens > 0))
     w.put("given", slot, tokens, gives)
+    must = jnp.bool_(False)
     if w.has("grow"):
-        column = w.column[slot]
+        column = load(w.column, slot)
         grows = gives & (column >= 0)
         at = jnp.maximum(column, 0)
         need = load_at(w.pos, at, slot) + tokens - load_at(w.alloc, at, slot)
-        waiting = grows & (w.waits[slot] >= 0)
+        waiting = grows & (load(w.waits, slot) >= 0)
         must = grows & ~waiting & (need > EPS)
         pool = (at % len(plan.skeleton.pools)).astype(jnp.int32)
         w.pick(must, grow=slot, grow_how=GIVE, grow_pool=pool, grow_column=column, grow_units=need)
-        (gives,) = w.fence(gives & ~waiting & ~must)
+        gives, must = w.fence(gives & ~waiting & ~must, must)
     give_allocated(w, slot, gives)
-    return on & (~found | closing)
+    return picks & ~must & ((remain == 1) | (w.left <= 0))
 
 
 def give_allocated(w: Lane, slot: Array, on: Array) -> None:
@@ -125,9 +136,14 @@ def newcomer(w: Lane, spent: Array) -> tuple[Array, Array]:
     return asks & (pool >= 0), pool
 
 
-def finish_plan(w: Lane, over: Array) -> None:
-    """Start the planned iteration: positions advance, the cost says when it ends."""
+def finish_plan(w: Lane, over: Array, refused: Array) -> None:
+    """Start the planned iteration: positions advance, the cost says when it ends.
+
+    `refused`: a newcomer was asked for and did not fit.
+    """
     plan = w.plan
+    if w.has("phases"):
+        coalesce(w, over, refused)
     stage = w.cursor
     listed = (w.stage == stage) & (w.give_key >= 0)
     over, mask = w.fence(over, over & listed)
@@ -164,13 +180,13 @@ def finish_plan(w: Lane, over: Array) -> None:
         "Nres": w.number[jnp.maximum(stage, 0)].astype(jnp.float64),
     }
     span, rest, free = jnp.int64(0), jnp.int64(0), jnp.bool_(False)
-    draws = machine_draws(w)
+    draws = machine_cursor(w)
     for s in plan.step_stages:
         ticks, left, nothing = cost(w, s, dict(sums), decode, prefill, draws, works & (stage == s))
         span = jnp.where(stage == s, ticks, span)
         rest = jnp.where(stage == s, left, rest)
         free = jnp.where(stage == s, nothing, free)
-    w.drawn = draws.at + w.tape.machine_base
+    w.drawn = machine_drawn(w, draws)
     span, rest, free, tokens = w.fence(span, rest, free, tokens)
     w.fail(works & (tokens > 0) & free, Fault.free_iteration, -1, stage)
     starts = hot & works
@@ -191,59 +207,9 @@ def finish_plan(w: Lane, over: Array) -> None:
     record_gives(w, stage, mask, works, tokens)
     if plan.preempts and livelock.decisive(plan) is not None:
         watched = works & w.watching
-
-        def body(s: dict[str, Array]) -> dict[str, Array]:
-            inner = Lane(s, w.plan, w.job, w.data, w.tape, w.go, w.lanes)
-            livelock.watch(inner, watched)
-            return inner.s
-
-        w.s.update(when(w.lanes, watched, body, w.s))
+        w.only(watched, lambda w: livelock.watch(w, watched))
     w.pick(over, planning=False, run_ready=False, cursor=stage + 1)
     w.pick(over & (stage == plan.step_stages[-1]), focus=EVENT)
-
-
-def cost(
-    w: Lane, stage: int, sums: dict[str, Value], decode: Array, prefill: Array, draws: Draws, live: Array
-) -> tuple[Value, Value, Value]:
-    """Ticks of the iteration, the sub-tick remainder after it, and whether the cost is nothing."""
-    plan = w.plan
-    kind = plan.skeleton.stages[stage].kind
-    assert isinstance(kind, Step)
-    memory = plan.stages[stage].memory
-    if memory >= 0:
-        held = memory_held(w, memory)
-        sums["Kvb"] = jnp.sum(jnp.where(decode, held, 0.0))
-        sums["Kvp"] = jnp.sum(jnp.where(prefill, held, 0.0))
-    else:
-        sums["Kvb"] = sums["Kvp"] = jnp.float64(0.0)
-    shape = plan.forms[stage]
-    if shape is not None:
-        value = jnp.maximum(fixed_cost(w, shape, sums), 0)
-        carried = jnp.where(w.stage_last[stage] == w.now, w.stage_rest[stage], 0)
-        whole = carried + value
-        return whole >> FIXED_BITS, whole & ((1 << FIXED_BITS) - 1), value <= 0
-    values = dict(sums, Attn=sums["Attn"] * 0.5)
-    context = {name: (lambda v=v: v) for name, v in values.items()} | {"Now": lambda: now_s(w)}
-    env = Env(plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w), draw=draws.take)
-    seconds = evaluate(kind.cost, env, live)
-    seconds = jnp.maximum(seconds, 0.0)
-    ticks = rounded_ticks(seconds, plan.skeleton.tick_s)
-    return ticks, jnp.int64(0), ~(seconds > 0)
-
-
-def fixed_cost(w: Lane, shape: CostShape, sums: dict[str, Value]) -> Value:
-    """A cost in 2**-20 ticks from the integers of the program; `Attn` stands doubled in `sums`."""
-    if isinstance(shape, IntAffine):
-        value = w.job.integers[shape.constant]
-        for name, at in shape.terms:
-            value = value + w.job.integers[at] * sums[name].astype(jnp.int64)
-        return value
-    parts = [fixed_cost(w, part, sums) for part in shape.parts]
-    pick = jnp.maximum if isinstance(shape, IntMax) else jnp.minimum
-    out = parts[0]
-    for part in parts[1:]:
-        out = pick(out, part)
-    return out
 
 
 def record_gives(w: Lane, stage: Array, mask: Array, works: Array, tokens: Value) -> None:
@@ -264,5 +230,3 @@ def record_gives(w: Lane, stage: Array, mask: Array, works: Array, tokens: Value
     )
     append_in_order(w, rows, w.give_key, mask)
 
-
-assert VARIABLE_SCALE["Attn"] == 2

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..ir.fixed import FIXED_BITS
-from ..ir.itl import bucket, edges, first_bucket
+from ..ir.itl import edges, first_bucket
 from ..ir.program import Program
 from ..ir.structure import number
 from ..report.raw import Action, PoolTotals, RawRun, RequestStatus, StageTotals, Verdict
@@ -19,6 +18,7 @@ from .access import FAR
 from .clock import LIMB_BITS
 from .faults import SENTENCES, Fault
 from .lane import REQUEST_COLUMNS, RUNNING
+from .layout import BUFFERS
 from .plan import Plan
 from .tables import ticks
 
@@ -32,32 +32,25 @@ COLUMN = {name: i for i, name in enumerate(REQUEST_COLUMNS)}
 class Drained:
     """What has been taken out of the buffers so far, per instance."""
 
-    NAMES = ("samples", "requests", "gaps", "actions")
+    NAMES = BUFFERS
 
     def __init__(self, lanes: int):
         self.rows: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(lanes)] for name in self.NAMES}
 
-    def take(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Copy filled rows to the host and empty the buffers."""
-        state = dict(state)
-        for name in self.NAMES:
-            if name not in state:
-                continue
-            count = np.asarray(state[f"{name}_n"])
-            if not count.any():
-                continue
-            table = np.asarray(state[name])
-            for lane, n in enumerate(count):
-                if n:
-                    self.rows[name][lane].append(table[lane, :n].copy())
-            state[f"{name}_n"] = jnp.zeros_like(state[f"{name}_n"])
-            if name == "actions":  # rows that a phase leaves out must read as nothing
-                state[name] = jnp.zeros_like(state[name])
-        return state
+    def take(self, counts: dict[str, np.ndarray], buffers: dict[str, Any]) -> None:
+        """Copy the filled rows. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote."""
+        for name, buffer in buffers.items():
+            filled = np.flatnonzero(counts[name])
+            if len(filled):
+                table = np.asarray(buffer)
+                for lane in filled:
+                    self.rows[name][lane].append(table[lane, : counts[name][lane]].copy())
 
     def all(self, name: str, lane: int, width: int) -> np.ndarray:
         parts = self.rows[name][lane]
-        return np.concatenate(parts) if parts else np.zeros((0, width))
+        if not parts:
+            return np.zeros((0, width))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def raw_run(
@@ -190,18 +183,28 @@ def stage_totals(
     t.idle_with_work = bool(s["idle_with_work"][i])
     t.itl_count = int(s["itl_n"][i])
     t.itl_tick = int(s["itl_tick"][i])
-    first = first_bucket(tick_s)
-    size = len(edges(tick_s))
-    table = s["itl"][i * size : (i + 1) * size]
-    for k in np.nonzero(table[:, 0])[0]:
-        count, least, greatest = (int(x) for x in table[k])
-        t.itl_buckets[first + int(k)] = (count, least, greatest)
-    gaps = drained.all("gaps", lane, 2)
-    for gap in gaps[gaps[:, 0] == i][:, 1] if len(gaps) else ():
-        k = bucket(int(gap), tick_s)
-        count, least, greatest = t.itl_buckets.get(k, (0, int(gap), int(gap)))
-        t.itl_buckets[k] = (count + 1, min(least, int(gap)), max(greatest, int(gap)))
+    t.itl_buckets = itl_buckets(s, drained, lane, i, tick_s)
     return t
+
+
+def itl_buckets(
+    s: dict[str, np.ndarray], drained: Drained, lane: int, i: int, tick_s: float
+) -> dict[int, tuple[int, int, int]]:
+    """The histogram of a stage's token gaps: what the loop has counted, and the gaps it has written down."""
+    lower = edges(tick_s)
+    table = s["itl"][i * len(lower) : (i + 1) * len(lower)]
+    rows = drained.all("gaps", lane, 2)
+    gaps = rows[rows[:, 0] == i, 1]
+    if len(gaps):
+        k = lower.searchsorted(gaps, side="right") - 1
+        count, least, greatest = table.T.copy()
+        count += np.bincount(k, minlength=len(lower))
+        np.minimum.at(least, k, gaps)
+        np.maximum.at(greatest, k, gaps)
+        table = np.stack([count, least, greatest], axis=1)
+    filled = np.flatnonzero(table[:, 0])
+    first = first_bucket(tick_s)
+    return {first + k: (n, least, most) for k, (n, least, most) in zip(filled.tolist(), table[filled].tolist())}
 
 
 def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int) -> PoolTotals:
@@ -267,7 +270,7 @@ def sample_rows(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, ...]:
 
 def request_rows(plan: Plan, s: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
     """Requests in the order they were sent; unfinished ones come from the live sessions."""
-    table = rows.astype(np.int64).reshape(-1, len(REQUEST_COLUMNS))
+    table = rows.astype(np.int64, copy=False).reshape(-1, len(REQUEST_COLUMNS))
     live = np.nonzero((s["pc"] >= 0) & s["open"])[0]
     left = np.full((len(live), len(REQUEST_COLUMNS)), -1, np.int64)
     for name, source in (
@@ -281,20 +284,22 @@ def request_rows(plan: Plan, s: dict[str, np.ndarray], rows: np.ndarray) -> dict
     else:
         left[:, COLUMN["status"]] = RequestStatus.running
     table = np.concatenate([table, left])
-    table = table[np.argsort(table[:, COLUMN["start_order"]], kind="stable")]
-    refused = table[:, COLUMN["status"]] == RequestStatus.rejected
-    table[refused, COLUMN["responded"]] = -1
-    table[refused, COLUMN["respond_order"]] = -1
+    # a column in a row of its own: everything below, and the report, reads columns
+    table = np.ascontiguousarray(table[np.argsort(table[:, COLUMN["start_order"]], kind="stable")].T)
+    refused = table[COLUMN["status"]] == RequestStatus.rejected
+    if refused.any():
+        table[COLUMN["responded"], refused] = -1
+        table[COLUMN["respond_order"], refused] = -1
     for name in ("confirm_order", "respond_order"):
         # places among all such recordings, from 0
-        column = table[:, COLUMN[name]]
+        column = table[COLUMN[name]]
         known = column >= 0
         if name == "confirm_order":
-            known &= table[:, COLUMN["confirmed"]] >= 0
-        ranks = np.full(len(column), -1, np.int64)
-        ranks[np.nonzero(known)[0][np.argsort(column[known], kind="stable")]] = np.arange(known.sum())
-        table[:, COLUMN[name]] = ranks
-    return {name: table[:, i].copy() for name, i in COLUMN.items()}
+            known &= table[COLUMN["confirmed"]] >= 0
+        rows_known = np.flatnonzero(known)
+        column[~known] = -1
+        column[rows_known[np.argsort(column[rows_known], kind="stable")]] = np.arange(len(rows_known))
+    return {name: table[i] for name, i in COLUMN.items()}
 
 
 def action_rows(rows: np.ndarray) -> np.ndarray:

@@ -36,11 +36,13 @@ from ..ir.program import (
     Turn,
 )
 from ..report.raw import Action, RequestStatus
-from .access import FAR, SLOT_BITS, load, pack, store_column
+from ..tape.chacha import DRAWS_PER_BLOCK
+from .access import FAR, SLOT_BITS, load, pack, store_column, unpack_slot
 from .clock import schedule_key
-from .expr import Draws, Env, Value, evaluate
+from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .uniforms import cursor, turn_cursor
 from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, to_ticks
 
 # ---------------------------------------------------------------- start
@@ -50,10 +52,12 @@ def begin(w: Lane) -> None:
     """The start of the run: warm-up over if it is 0, the first arrivals."""
     on = (w.verdict < 0) & ~w.started
     arrival = w.plan.skeleton.arrival
+    if w.plan.open_arrivals:
+        on = on & (w.gap_for == 0)  # drawn in the first turn
     w.pick(on, warm=w.job.warmup <= 0)
     if w.plan.open_arrivals:
-        w.fail(on & (w.tape.gap[0] < 0), Fault.gap)
-        w.pick(on, next_arrive=jnp.maximum(w.tape.gap[0], 0), arrive_key=w.event_seq << SLOT_BITS)
+        w.fail(on & (w.gap < 0), Fault.gap)
+        w.pick(on, next_arrive=jnp.maximum(w.gap, 0), arrive_key=w.event_seq << SLOT_BITS)
         w.event_seq = w.event_seq + on
     elif isinstance(arrival, (Closed, Batch)):
         n = Env(w.plan, w.job.numbers).number(arrival.n)
@@ -68,21 +72,24 @@ def begin(w: Lane) -> None:
 
 
 def spawn(w: Lane) -> None:
-    """Start one session: its attributes, its tape row, its place at the end of the ready list."""
+    """Start one session: its attributes, its place at the end of the ready list."""
     plan = w.plan
     # also in the middle of somebody's growth: a population that is closed respawns inside the end of a session
-    ready = w.between & w.started & (w.spawning > 0) & ((w.cur < 0) | w.growing_now)
-    row = (w.arrived - w.tape.base).astype(jnp.int32)
-    on_tape = (row >= 0) & (row < w.tape.gap.shape[0])
-    w.pick(ready & ~on_tape, stall=True)
-    on = ready & on_tape
+    on = w.between & w.started & (w.spawning > 0) & ((w.cur < 0) | w.growing_now)
+    if plan.init_draws:
+        on = on & (w.init_for == w.arrived)  # drawn in the turn before
+    row = jnp.int32(0)
+    if plan.skeleton.trace is not None:
+        row = (w.arrived - w.tape.base).astype(jnp.int32)
+        on_tape = (row >= 0) & (row < w.tape.script.shape[0])
+        w.pick(on & ~on_tape, stall=True)
+        on = on & on_tape
+        row = jnp.clip(row, 0, w.tape.script.shape[0] - 1)
     w.fail(on & (w.free_n == 0), Fault.slots)
     on = on & (w.free_n > 0)
-    row = jnp.clip(row, 0, w.tape.gap.shape[0] - 1)
     slot = w.free[jnp.maximum(w.free_n - 1, 0)]
     on, row, slot = w.fence(on, row, slot)
     serial = w.arrived
-    draws = w.tape.draws[row]
     script = w.tape.script[row]
     if plan.listed:
         script = serial.astype(jnp.int32)
@@ -90,8 +97,7 @@ def spawn(w: Lane) -> None:
     attrs = Attributes(w, slot)
     attrs.values = [jnp.float64(0.0) for _ in attrs.values]
     attrs.set("serial", serial.astype(jnp.float64), on)
-    cursor = Draws(draws, 0)
-    env = Env(plan, w.job.numbers, attr=attrs.get, ctx={"Now": lambda: now_s(w)}, draw=cursor.take)
+    env = Env(plan, w.job.numbers, attr=attrs.get, ctx={"Now": lambda: now_s(w)}, draw=cursor(w, "init").take)
     sites = Sites(w, where=0)
     for op in plan.skeleton.init:
         run_op(w, op, env, attrs, on, sites, slot, serial, jnp.int64(0))
@@ -105,10 +111,8 @@ def spawn(w: Lane) -> None:
     w.put("pc", slot, plan.start, on)
     w.put("serial", slot, serial, on)
     w.put("turns", slot, 0, on)
-    w.put("draws", slot, draws, on)
-    w.put("draws_turn", slot, 1, on)
-    w.put("draws_own", slot, 0, on)
-    w.put("own", slot, 0, on)
+    if w.has("own"):
+        w.put("own", slot, 0, on)
     w.put("ready_at", slot, -1, on)
     if w.has("adm"):
         w.put("adm", slot, NEVER_ADMITTED, on)
@@ -236,15 +240,11 @@ class Pass:
         self.turns = load(w.turns, self.slot)
         self.attrs = Attributes(w, self.slot)
         self.sites = Sites(w, where=1)
-        row = load(w.draws, self.slot)
-        own_start = self.plan.init_draws + self.plan.turns_ahead * self.plan.turn_draws
-        self.own = load(w.own, self.slot)
-        self.own_left = self.plan.own_draws - (self.own - load(w.draws_own, self.slot))
-        self.own_draws = Draws(row, own_start + self.own - load(w.draws_own, self.slot))
+        # draws made on the session's own stream, and how many more are at hand
+        self.own = load(w.own, self.slot) if w.has("own") else jnp.int64(0)
+        self.own_draws = cursor(w, "own", self.own & (DRAWS_PER_BLOCK - 1))
         self.own_before = self.own_draws.at
-        self.turn_row = self.turns - load(w.draws_turn, self.slot) + 1
-        self.row = row
-        self.stalled = jnp.bool_(False)
+        self.own_left = len(self.plan.blocks["own"]) * DRAWS_PER_BLOCK - (self.own & (DRAWS_PER_BLOCK - 1))
         # how the pass ends: at most one of these per session
         false, none = jnp.bool_(False), jnp.int32(-1)
         self.blocked = false
@@ -273,8 +273,8 @@ class Pass:
 
     #: What a state may change, besides attributes.
     REGISTERS = (
-        "on", "pc", "turns", "stalled", "blocked", "again", "leave", "end", "enter_scope", "run_stage", "run_mode",
-        "run_column", "run_work", "grow_pool", "grow_units", "responded", "own_left", "turn_row",
+        "on", "pc", "turns", "blocked", "again", "leave", "end", "enter_scope", "run_stage", "run_mode",
+        "run_column", "run_work", "grow_pool", "grow_units", "responded", "own_left",
     )  # fmt: skip
 
     def fence(self) -> None:
@@ -303,20 +303,13 @@ class Pass:
         for i, state in enumerate(self.plan.states):
             here = self.on & (self.pc == i)
             needs = self.plan.state_draws[i]
-            turn_ops = sum(isinstance(op, Turn) for op in state.ops)
             if needs:
-                short = here & (self.own_left < needs)
-                self.stalled = self.stalled | short
-                here = here & ~short
-            if turn_ops and self.plan.turn_draws:
-                short = here & (self.turn_row + turn_ops > self.plan.turns_ahead)
-                self.stalled = self.stalled | short
-                here = here & ~short
+                here = here & (self.own_left >= needs)  # else in the next turn, with new draws
             if self.plan.respond_states[i]:
                 here = here & ~self.responded  # one request row a pass: the rest in the next turn
-            if needs or turn_ops or self.plan.respond_states[i]:
+            if needs or self.plan.respond_states[i]:
                 self.on = self.on & ((self.pc != i) | here)
-            before = self.own_draws.at
+            before, nth = self.own_draws.at, 0
             for op in state.ops:
                 if isinstance(op, Require):
                     run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
@@ -324,7 +317,8 @@ class Pass:
                     self.on = self.on & (self.w.fault == 0)
                     continue
                 if isinstance(op, Turn):
-                    self.turn(here, plan_implicit(state, op))
+                    self.turn(here, plan_implicit(state, op), nth)
+                    nth += 1
                 elif isinstance(op, Respond):
                     close_request(self.w, self.slot, RequestStatus.finished, here)
                     self.responded = self.responded | here
@@ -334,10 +328,11 @@ class Pass:
             self.own_left = self.own_left - (self.own_draws.at - before)
             self.fence()
 
-    def turn(self, here: Array, implicit: bool) -> None:
+    def turn(self, here: Array, implicit: bool, nth: int) -> None:
         """The next turn: count it, take the scripted attributes, draw the workload's.
 
-        `implicit`: no `Respond` stands before it in its state, so it ends the turn before itself.
+        `implicit`: no `Respond` stands before it in its state, so it ends the turn before itself. `nth`: among the
+        `Turn` ops of its state.
         """
         w, plan = self.w, self.plan
         if implicit:
@@ -363,12 +358,10 @@ class Pass:
                 self.attrs.set(name, row[i], scripted & ~jnp.isnan(row[i]))
             # a session without a script keeps its `more`
             self.attrs.set("more", (self.turns < count).astype(jnp.float64), here & (count > 0))
-        start = plan.init_draws + jnp.maximum(self.turn_row, 0) * plan.turn_draws
-        cursor = Draws(self.row, start)
-        env = Env(plan, w.job.numbers, attr=self.attrs.get, ctx={"Now": lambda: now_s(w)}, draw=cursor.take)
+        draw = turn_cursor(w, nth).take if plan.turn_draws else None
+        env = Env(plan, w.job.numbers, attr=self.attrs.get, ctx={"Now": lambda: now_s(w)}, draw=draw)
         for op in plan.skeleton.turn:
             run_op(w, op, env, self.attrs, here, self.sites, self.slot, self.serial, self.turns)
-        self.turn_row = self.turn_row + here
         open_request(w, self.slot, here)
         w.turns_done = w.turns_done + (here & w.warm)
 
@@ -450,8 +443,8 @@ class Pass:
         self.attrs.save(on)
         self.sites.save(on, self.serial)
         w.put("pc", slot, self.pc, on)
-        w.put("own", slot, self.own + (self.own_draws.at - self.own_before), on)
-        w.pick(on & self.stalled, stall=True)
+        if w.has("own"):
+            w.put("own", slot, self.own + (self.own_draws.at - self.own_before), on)
         w.make_ready(slot, on & self.again)
         w.pick(on & self.leave, unwind=slot, unwind_how=LEAVE)
         w.pick(on & self.end, unwind=slot, unwind_how=END)
@@ -508,20 +501,37 @@ class Pass:
             w.put("wake_key", slot, schedule_key(w, slot, timed), timed)
 
 
-def run_current(w: Lane) -> None:
-    """Run the current session, or the first of the ready list, until it blocks."""
-    calm = w.idle & w.started & (w.spawning == 0)
-    may_pop = calm & (w.cur < 0) & (w.focus == SETTLE)
+def may_run(w: Lane) -> Array:
+    """Whether the current session may run now, if there is one."""
+    return w.idle & w.started & (w.spawning == 0)
+
+
+def may_pop(w: Lane) -> Array:
+    """Whether the first of the ready list becomes the current session."""
+    turn = w.focus == SETTLE
     if w.has("run_ready"):
-        may_pop = may_pop | (calm & (w.cur < 0) & w.run_ready)
-    key = jnp.min(w.ready)
-    pop = may_pop & (key < FAR)
-    slot = (key & ((1 << SLOT_BITS) - 1)).astype(jnp.int32)
-    pop, slot, cur = w.fence(pop, slot, jnp.where(pop, slot, w.cur))
-    w.pick(pop, dirty=True)
+        turn = turn | w.run_ready
+    return may_run(w) & (w.cur < 0) & turn & (jnp.min(w.ready) < FAR)
+
+
+def pop(w: Lane) -> None:
+    """Make the first of the ready list the current session."""
+    on = may_pop(w)
+    slot = unpack_slot(jnp.min(w.ready))
+    on, slot, cur = w.fence(on, slot, jnp.where(on, slot, w.cur))
+    w.pick(on, dirty=True)
     w.cur = cur
-    w.put("ready", slot, FAR, pop)
-    (on,) = w.fence(calm & (w.cur >= 0))
+    w.put("ready", slot, FAR, on)
+
+
+def runs(w: Lane) -> Array:
+    """Whether a session runs in this turn."""
+    return may_run(w) & (w.cur >= 0)
+
+
+def run_current(w: Lane) -> None:
+    """Run the current session until it blocks. Its draws are at hand."""
+    (on,) = w.fence(runs(w))
     one = Pass(w, on)
     one.run()
     one.save()

@@ -19,16 +19,16 @@ Phases that most turns do not need are run only when some instance of the batch 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from . import admission, clock, memory, planner, session
-from .access import FAR, AbstractLanes, when
+from .access import FAR, AbstractLanes
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
 from .plan import Plan
+from .uniforms import draw_ahead
 from .views import cap
 
 
@@ -56,44 +56,30 @@ def turn(
 ) -> dict[str, Array]:
     """The state of one instance after one loop turn (vmapped with the axis name `lanes`)."""
 
-    def lane(s: dict[str, Array]) -> Lane:
-        return Lane(s, plan, job, data, tape, go, lanes)
-
-    def phase(mask: Array, body: Any, s: dict[str, Array]) -> dict[str, Array]:
-        def run(inner: dict[str, Array]) -> dict[str, Array]:
-            w = lane(inner)
-            body(w)
-            return w.s
-
-        return when(lanes, mask, run, s)
-
-    w = lane(state)
-    s = phase(~w.started, session.begin, state)
-    w = lane(s)
-    clock.advance(w)
-    s = phase(w.spawning > 0, session.spawn, w.s)
-    w = lane(s)
-    session.run_current(w)
-    s = phase(w.unwind >= 0, memory.give_back, w.s)
+    w = Lane(state, plan, job, data, tape, go, lanes)
+    w.only(~w.started, session.begin)
+    w.only(clock.settled(w), clock.advance)
+    w.only(w.spawning > 0, session.spawn)
+    w.only(session.may_pop(w), session.pop)
+    draw_ahead(w, session.runs(w))
+    w.only(session.runs(w), session.run_current)
+    w.only(w.unwind >= 0, memory.give_back)
     if plan.has_holds:
-        s = phase(s["join"] >= 0, memory.join_line, s)
-    w = lane(s)
+        w.only(w.join >= 0, memory.join_line)
     settle(w)
-    if not plan.has_holds:
-        if plan.step_stages:
-            s = phase(w.focus == STAGES, plan_without_pools, w.s)
-        return pause(plan, s if plan.step_stages else w.s)
-    s = phase((w.focus == STAGES) | (w.sweep < len(plan.skeleton.pools)), plan_and_admit, w.s)
+    if plan.has_holds:
+        plan_and_admit(w)
+    elif plan.step_stages:
+        w.only(w.focus == STAGES, plan_without_pools)
     if plan.has_growth:
-        s = phase(s["grow"] >= 0, admission.grow, s)
+        w.only(w.grow >= 0, admission.grow)
     if plan.has_cache:
-        s = phase(s["ask"] >= 0, admission.evict, s)
-    s = phase(s["ask"] >= 0, admission.allocate, s)
-    if config.check:
-        w = lane(s)
-        check_ownership(w)
-        s = w.s
-    return pause(plan, s)
+        w.only(w.ask >= 0, admission.evict)
+    if plan.has_holds:
+        w.only(w.ask >= 0, admission.allocate)
+        if config.check:
+            check_ownership(w)
+    return pause(plan, w.s)
 
 
 def settle(w: Lane) -> None:
@@ -137,25 +123,27 @@ def action_margin(plan: Plan, slots: int) -> int:
 def plan_without_pools(w: Lane) -> None:
     """The plan of stages in a program without holds: nobody can be admitted."""
     planner.start_plan(w)
-    planner.finish_plan(w, planner.give_next(w))
+    planner.finish_plan(w, planner.give_next(w), jnp.bool_(False))
 
 
 def plan_and_admit(w: Lane) -> None:
     """One step of the sweep or of a plan; both may ask for one admission."""
-    asks, pool = admission.try_sweep(w)
+    sweeps = w.sweep < len(w.plan.skeleton.pools)
+    asks, pool = w.only(sweeps, admission.try_sweep, (jnp.bool_(False), jnp.int32(-1)))
     left, stage = jnp.float64(0.0), jnp.int32(-1)
+    spent = newcomer = jnp.bool_(False)
     if w.plan.step_stages:
-        planner.start_plan(w)
-        spent = planner.give_next(w)
+        w.only(w.focus == STAGES, planner.start_plan)
+        spent = w.only(w.planning, planner.give_next, jnp.bool_(False))
         newcomer, line = planner.newcomer(w, spent)
         pool = jnp.where(newcomer, line, pool)
         left, stage = w.left, jnp.where(newcomer, w.cursor, -1)
-        refused = admission.admit(w, asks | newcomer, pool, left, stage)
-        w.pick(refused & asks, sweep=pool + 1)
-        planner.finish_plan(w, spent & (~newcomer | refused))
-    else:
-        refused = admission.admit(w, asks, pool, left, stage)
-        w.pick(refused, sweep=pool + 1)
+    tries, pool, stage = w.fence(asks | newcomer, pool, stage)
+    refused = w.only(tries, lambda w: admission.admit(w, tries, pool, left, stage), jnp.bool_(False))
+    w.pick(refused & asks, sweep=pool + 1)
+    if w.plan.step_stages:
+        over = spent & (~newcomer | refused)
+        w.only(over, lambda w: planner.finish_plan(w, over, newcomer & refused))
 
 
 def check_ownership(w: Lane) -> None:

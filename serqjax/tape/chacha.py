@@ -50,15 +50,21 @@ def _rotate(x: Array, bits: int) -> Array:
     return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
 
 
+def _key_words(seed: Array, multiplier: np.ndarray | np.uint64, increment: np.ndarray | np.uint64) -> Array:
+    s = seed * multiplier + increment
+    x = (((s >> np.uint64(18)) ^ s) >> np.uint64(27)).astype(jnp.uint32)
+    turn = (s >> np.uint64(59)).astype(jnp.uint32)
+    back = (np.uint32(32) - turn) & np.uint32(31)  # a shift by 32 is not defined
+    return (x >> turn) | (x << back)
+
+
 def _key(seed: UInt64[Array, " lanes"]) -> UInt32[Array, "8 lanes"]:
-    rows = []
-    for multiplier, increment in _JUMPS:
-        s = seed * np.uint64(multiplier) + np.uint64(increment)
-        x = (((s >> np.uint64(18)) ^ s) >> np.uint64(27)).astype(jnp.uint32)
-        turn = (s >> np.uint64(59)).astype(jnp.uint32)
-        back = (np.uint32(32) - turn) & np.uint32(31)  # a shift by 32 is not defined
-        rows.append((x >> turn) | (x << back))
-    return jnp.stack(rows)
+    return jnp.stack([_key_words(seed, np.uint64(m), np.uint64(a)) for m, a in _JUMPS])
+
+
+def _to_unit(words: UInt64[Array, " *shape"]) -> Float64[Array, " *shape"]:
+    # Through int64: the conversion of unsigned 64-bit integers has no instruction on most machines.
+    return (words >> np.uint64(11)).astype(jnp.int64).astype(jnp.float64) * _TO_UNIT
 
 
 def key_from_seed(seed: UInt64[Array, ""]) -> UInt32[Array, " 8"]:
@@ -71,9 +77,7 @@ def key_from_seed(seed: UInt64[Array, ""]) -> UInt32[Array, " 8"]:
     return _key(as_u64(seed, "seed").reshape(1))[:, 0]
 
 
-def _round(s: Array, turn: int) -> Array:
-    """Four quarter rounds on rows `[4, 4, lanes]`, then rows 1, 2, 3 turn by `turn`, 2, `-turn` columns."""
-    a, b, c, d = s[0], s[1], s[2], s[3]
+def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
     a = a + b
     d = _rotate(d ^ a, 16)
     c = c + d
@@ -82,6 +86,12 @@ def _round(s: Array, turn: int) -> Array:
     d = _rotate(d ^ a, 8)
     c = c + d
     b = _rotate(b ^ c, 7)
+    return a, b, c, d
+
+
+def _round(s: Array, turn: int) -> Array:
+    """Four quarter rounds on rows `[4, 4, lanes]`, then rows 1, 2, 3 turn by `turn`, 2, `-turn` columns."""
+    a, b, c, d = _quarter_rounds(s[0], s[1], s[2], s[3])
     return jnp.stack([a, jnp.roll(b, -turn, 0), jnp.roll(c, -2, 0), jnp.roll(d, turn, 0)])
 
 
@@ -112,9 +122,7 @@ def _block_draws(key: UInt32[Array, "8 lanes"], counter: UInt64[Array, " lanes"]
 
     def finish(mixed: Array, start: Array) -> Array:
         pairs = (mixed + start).reshape(DRAWS_PER_BLOCK, 2, lanes)
-        u64 = pairs[:, 0].astype(jnp.uint64) | (pairs[:, 1].astype(jnp.uint64) << np.uint64(32))
-        # Through int64: the conversion of unsigned 64-bit integers has no instruction on most machines.
-        return (u64 >> np.uint64(11)).astype(jnp.int64).astype(jnp.float64) * _TO_UNIT
+        return _to_unit(pairs[:, 0].astype(jnp.uint64) | (pairs[:, 1].astype(jnp.uint64) << np.uint64(32)))
 
     start = _apart(true, begin, state, key, counter)
     mixed = lax.fori_loop(np.int32(0), np.int32(6), two_rounds, start)
@@ -195,6 +203,35 @@ def uniforms(
     """
     seed, first, aligned = _arguments(seed, first_draw, count)
     return _uniforms_of(count, aligned)(seed, first)
+
+
+def block_uniforms(seed: UInt64[Array, ""], block: UInt64[Array, ""]) -> Float64[Array, " 8"]:
+    """The 8 uniforms of one block of the stream of `seed`, for code that runs inside a scalar loop.
+
+    The rows of ChaCha's square are vectors of four; one round a turn of an inner loop, so that XLA's CPU back end
+    recomputes nothing and the code is traced once: about 0.2 microseconds (`experiments/bench/notes.md`). `uniforms` is
+    the form for many lanes.
+
+    **Arguments:** `seed`, `block`: uint64 scalars; block `b` holds draws `8 b` to `8 b + 7`.
+
+    **Returns:** float64 in [0, 1), shape `(8,)`.
+    """
+    low, high = block.astype(jnp.uint32), (block >> np.uint64(32)).astype(jnp.uint32)
+    zero = jnp.zeros_like(low)
+    jumps = np.asarray(_JUMPS, np.uint64)
+    key = _key_words(seed, jumps[:, 0], jumps[:, 1])
+    start = jnp.concatenate([np.asarray(_CONSTANT, np.uint32), key, jnp.stack([low, high, zero, zero])])
+
+    def one_round(i: Array, rows: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        a, b, c, d = _quarter_rounds(*rows)
+        down = (i & 1) == 0  # columns, then diagonals: rows 1 and 3 turn there and back
+        b = jnp.where(down, jnp.roll(b, -1), jnp.roll(b, 1))
+        d = jnp.where(down, jnp.roll(d, 1), jnp.roll(d, -1))
+        return a, b, jnp.roll(c, 2), d
+
+    rows = lax.fori_loop(np.int32(0), np.int32(12), one_round, (start[:4], start[4:8], start[8:12], start[12:]))
+    words = (jnp.concatenate(rows) + start).reshape(8, 2).astype(jnp.uint64)
+    return _to_unit(words[:, 0] | (words[:, 1] << np.uint64(32)))
 
 
 def uniform_rows(

@@ -1,0 +1,160 @@
+"""What may be coalesced: per step stage, whether k iterations are one update, and what forbids the rest.
+
+Inside a *window* the composition of a batch does not change: the same residents get the same tokens in each
+iteration. What moves then is known: units held (`Kvb`, `Kvp`), `Attn`, `DecodePositions`, positions, remaining
+work and the clock; everything else stands still. A stage has a licence if the next iteration can be told from this
+one: its budget, chunk and serving order read only what stands still, its cost runs in fixed point (or
+stands still), and nothing draws. The licence concerns structure alone; numbers never decide it.
+
+**Source:** `design.md`, section 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from ..ir.expr import Ctx, Expr, PoolState, Price, Sample, StageState, Unary
+from ..ir.fixed import stage_form
+from ..ir.program import Program, Run, Step
+from ..ir.structure import walk
+
+#: Context variables of a step stage that stand still while its composition does.
+STILL = frozenset({"Nres", "Ndec", "Ntok", "Npre", "Decoding", "Admission", "Requeued"})
+#: State of pools and stages that only an admission, a release or an arrival changes.
+STILL_STATE = frozenset({"Holders", "Queued", "Queue"})
+#: The same for the header of the hold at the head of a line, while nothing is evicted.
+STILL_FOR_HEAD = STILL_STATE | {"CachedIn", "BudgetLeft"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """An expression that forbids something: its place in the program and what is wrong with it, in words."""
+
+    path: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Licence:
+    """Of one step stage.
+
+    - `windows`: k iterations of equal composition may be one update.
+    - `at_once`: all residents may get their tokens in one step, in the order of admission.
+    - `evicts`: a window may go on while its growth evicts whole blocks in release order.
+    - `head_stays`: a hold refused once is refused again while nothing but growth happens.
+    - `pool`: the pool that the stage's runs grow, -1 if none.
+    - `obstacles`: what forbids what is False, with its place.
+    """
+
+    windows: bool
+    at_once: bool
+    evicts: bool
+    head_stays: bool
+    pool: int
+    obstacles: tuple[Obstacle, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Licence:
+    """The licence of step stage number `stage` of a valid program.
+
+    `fixed_point`: whether its cost has an integer form, where the caller knows (a skeleton has no numbers to tell).
+    """
+    kind = program.stages[stage].kind
+    assert isinstance(kind, Step)
+    at = f"$.stages[{stage}].kind"
+    fixed = stage_form(program, kind) is not None if fixed_point is None else fixed_point
+    plan: list[Obstacle] = []
+    for name in ("budget", "chunk"):
+        expr = getattr(kind, name)
+        if expr is not None:
+            plan += [Obstacle(f"{at}.{name}{path}", why) for path, why in moving(expr, STILL, STILL_STATE)]
+    order = [
+        Obstacle(f"{at}.serve.keys[{i}]{path}", why)
+        for i, key in enumerate(kind.serve.keys)
+        for path, why in moving(key, STILL, STILL_STATE)
+    ]
+    cost: list[Obstacle] = []
+    if not fixed:
+        cost = [Obstacle(f"{at}.cost{path}", why) for path, why in moving(kind.cost, STILL, STILL_STATE)]
+    pools = grown_pools(program, program.stages[stage].name)
+    several = [Obstacle(f"$.stages[{stage}]", "its runs grow several pools")] if len(pools) > 1 else []
+    by_states = [
+        Obstacle(f"$.stages[{stage}]", "its runs grow a pool whose index is computed") for p in pools if p is None
+    ]
+    pool = pools[0] if len(pools) == 1 and pools[0] is not None else -1
+    keyed = [Obstacle(f"{at}.serve.keys", "residents are served in an order of their own")] if kind.serve.keys else []
+    evict: list[Obstacle] = []
+    if pool >= 0:
+        spec = program.pools[pool]
+        if spec.block is None:
+            evict.append(Obstacle(f"$.pools[{pool}].block", "the pool has no block, so whole entries are evicted"))
+        if spec.evict.keys not in ((Ctx("Last"),), ()):
+            evict.append(Obstacle(f"$.pools[{pool}].evict", "entries are not evicted in release order"))
+    head = list(_head_obstacles(program, program.stages[stage].name))
+    growth = [*several, *by_states]
+    return Licence(
+        windows=not (plan or order or cost or growth),
+        at_once=not (plan or keyed or growth) and not any(_draws(e) for e in (kind.budget, kind.chunk)),
+        evicts=pool >= 0 and not evict,
+        head_stays=not head,
+        pool=pool,
+        obstacles=tuple([*plan, *order, *cost, *growth, *keyed, *evict, *head]),
+    )
+
+
+def grown_pools(program: Program, stage: str) -> list[int | None]:
+    """Pools that runs on a stage grow; None for one whose index is computed."""
+    places = {p.name: i for i, p in enumerate(program.pools)}
+    found: list[int | None] = []
+    for state in program.states:
+        run = state.exit
+        if isinstance(run, Run) and run.stage == stage and run.grows is not None:
+            place = places.get(run.grows) if isinstance(run.grows, str) else None
+            if place not in found:
+                found.append(place)
+    return found
+
+
+def moving(expr: Expr, still: frozenset[str], state: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """What in an expression moves inside a window: (path below the expression, reason)."""
+    for path, node in walk(expr, ""):
+        match node:
+            case Sample(dist):
+                yield path, f"it draws `{dist}` in every iteration"
+            case Ctx("Now"):
+                yield path, "it reads the clock `Now`"
+            case Ctx(name) if name not in still:
+                yield path, f"it reads `{name}`, which moves from iteration to iteration"
+            case Price():
+                yield path, "it reads `Price`"
+            case PoolState(fun) | StageState(fun) if fun not in state:
+                yield path, f"it reads `{fun}`, which may change with every iteration"
+
+
+def _draws(expr: Expr | None) -> bool:
+    return any(isinstance(node, Sample) for _, node in walk(expr))
+
+
+def _head_obstacles(program: Program, stage: str) -> Iterator[Obstacle]:
+    """What may let a hold in although it was refused and nothing but growth has happened."""
+    for i, pool in enumerate(program.pools):
+        if pool.admit_via != stage:
+            continue
+        for k, key in enumerate(pool.queue.keys):
+            if k == 0 and key == Unary("Neg", Ctx("Waited")):
+                continue  # everybody waits equally much longer: their order stays
+            for path, why in moving(key, STILL, STILL_FOR_HEAD):
+                yield Obstacle(f"$.pools[{i}].queue.keys[{k}]{path}", why)
+        for s, scope in enumerate(program.scopes):
+            if not scope.takes or scope.takes[0].pool != pool.name:
+                continue
+            parts: list[tuple[str, Any]] = [(f".lets[{k}].value", let.value) for k, let in enumerate(scope.lets)]
+            for k, take in enumerate(scope.takes):
+                parts += [(f".takes[{k}].units", take.units), (f".takes[{k}].reserve", take.reserve)]
+            for where, expr in parts:
+                for path, why in moving(expr, STILL, STILL_FOR_HEAD):
+                    yield Obstacle(f"$.scopes[{s}]{where}{path}", why)

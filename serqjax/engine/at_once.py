@@ -1,0 +1,82 @@
+"""Planning an iteration at once: what the residents get, where nobody has to make room for another.
+
+The general planner (planner.py) visits resident by resident, because each give may grow, evict and preempt. Where
+residents are served in the order of their admission, all wants but the last fit into the budget, and the
+pool has room for all growth, the visits change nothing: every resident gets what it wants, the last one what is
+left. Newcomers are asked for afterwards, as always.
+
+**Source:** `design.md`, section 4 (the closed planner); `spec/semantics.md`, section 8.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from .access import FAR, pack, unpack_slot
+from .admission import EPS, take_entries
+from .lane import Lane
+from .views import cap, round_up
+
+
+def give_all(w: Lane, begins: Array) -> None:
+    """Give to all residents of the stage whose plan has just begun, if they need no visits.
+
+    **Arguments:** `begins`: where a plan has begun in this turn.
+    """
+    for stage in w.plan.step_stages:
+        if not w.plan.licence(stage).at_once:
+            continue
+        (on,) = w.fence(begins & (w.cursor == stage) & (w.number[stage] > 0))
+        w.only(on, lambda w, stage=stage, on=on: _give_all(w, stage, on))
+
+
+def _give_all(w: Lane, stage: int, on: Array) -> None:
+    plan, licence = w.plan, w.plan.licence(stage)
+    here = w.stage == stage
+    prefill = jnp.where(w.chunk > 0, jnp.minimum(w.work, w.chunk), w.work)
+    want = jnp.where(here, jnp.where(w.mode == 1, jnp.minimum(1.0, w.work), prefill), 0.0)
+    ok = on & jnp.all(want == jnp.floor(want)) & (w.left == jnp.floor(w.left)) & (w.left > 0)
+    latest = jnp.max(jnp.where(here, pack(w.adm, jnp.arange(w.adm.shape[0])), -1))
+    last = unpack_slot(latest)
+    excess = jnp.maximum(jnp.sum(want) - w.left, 0.0)
+    ok &= (excess <= 0) | ((w.mode[last] == 0) & (want[last] > excess))
+    given = jnp.where(jnp.arange(want.shape[0]) == last, want - excess, want)
+    ok, given = w.fence(ok, given)
+    pool = licence.pool if w.has("pos") else -1
+    if pool >= 0:
+        ok &= ~jnp.any(here & (w.waits >= 0))
+        growth = []
+        for depth in range(plan.depth):
+            column = plan.column(depth, pool)
+            grows = here & (w.column == column)
+            alloc = w.alloc[column]
+            need = w.pos[column] + given - alloc
+            units = jnp.maximum(round_up(w, pool, alloc + need) - alloc, 0.0)
+            growth.append(jnp.where(grows & (need > EPS), units, 0.0))
+        growth = list(w.fence(*growth))
+        total = sum((jnp.sum(units) for units in growth), jnp.float64(0.0))
+        ok &= total == jnp.floor(total)
+        evicted = jnp.float64(0.0)
+        if plan.finite[pool]:
+            limit = cap(w, pool) + EPS
+            cached = w.cached[pool] if plan.caching[pool] else jnp.float64(0.0)
+            room = w.used[pool] + cached + total <= limit
+            if licence.evicts and plan.caching[pool]:
+                lacks = w.used[pool] + cached + total - cap(w, pool)
+                evicted = jnp.where(room, 0.0, jnp.maximum(round_up(w, pool, lacks - EPS), 0.0))
+                room = room | (w.used[pool] + total <= limit)
+            ok &= room | (total <= 0.0)
+        ok, total, evicted = w.fence(ok, total, evicted)
+        for depth, units in enumerate(growth):
+            column = plan.column(depth, pool)
+            w.s["alloc"] = w.alloc.at[column].add(jnp.where(ok, units, 0.0))
+        w.used = w.used.at[pool].add(jnp.where(ok, total, 0.0))
+        if licence.evicts and plan.caching[pool]:
+            take_entries(w, pool, jnp.where(ok & (total > 0), evicted, 0.0))
+    mine = here & ok
+    earliest = jnp.min(jnp.where(here, w.adm, FAR))
+    w.given = jnp.where(mine, given, w.given)
+    w.give_key = jnp.where(mine, w.adm - earliest, w.give_key)
+    w.considered = jnp.where(mine, w.plan_seq, w.considered)
+    w.pick(ok, left=w.left - jnp.sum(given), listed=w.adm[last] - earliest + 1)

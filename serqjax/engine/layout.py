@@ -1,0 +1,96 @@
+"""The state of many instances as a few flat arrays, as it crosses the edge between host and compiled loop.
+
+An instance has a hundred small arrays; handed over one by one, each costs some microseconds a call. A `Layout`
+says where each stands in one row a dtype. The output buffers are no part of it: a call begins with empty ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+#: Output buffers; `NAME_n` counts the filled rows of each.
+BUFFERS = ("samples", "requests", "gaps", "actions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Name, dtype and shape of every array of an instance, in order; those in `BUFFERS` apart."""
+
+    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
+    buffers: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, state: dict[str, np.ndarray]) -> Layout:
+        """The layout of one instance's arrays (`lane.fields`)."""
+        made = [(name, str(x.dtype), x.shape) for name, x in state.items()]
+        return cls(tuple(x for x in made if x[0] not in BUFFERS), tuple(x for x in made if x[0] in BUFFERS))
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.arrays, self.buffers))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def places(self) -> dict[str, tuple[str, slice, tuple[int, ...]]]:
+        """Dtype, elements and shape of each array."""
+        ends: dict[str, int] = {}
+        made = {}
+        for name, dtype, shape in self.arrays:
+            start = ends.get(dtype, 0)
+            ends[dtype] = start + math.prod(shape)
+            made[name] = (dtype, slice(start, ends[dtype]), shape)
+        return made
+
+    def row(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One row `[elements]` a dtype of one instance's arrays (host)."""
+        rows: dict[str, list[np.ndarray]] = {}
+        for name, dtype, _ in self.arrays:
+            rows.setdefault(dtype, []).append(state[name].reshape(-1))
+        return {dtype: np.concatenate(parts) for dtype, parts in rows.items()}
+
+    def view(self, rows: dict[str, np.ndarray], name: str) -> np.ndarray:
+        """The array `name` `[instances, *shape]` as a view of the rows (host)."""
+        dtype, where, shape = self.places[name]
+        return rows[dtype][:, where].reshape(-1, *shape)
+
+    def lane(self, rows: dict[str, np.ndarray], lane: int) -> dict[str, np.ndarray]:
+        """All arrays of one instance as views of the rows (host)."""
+        mine = {dtype: x[lane] for dtype, x in rows.items()}
+        return {name: mine[dtype][where].reshape(shape) for name, (dtype, where, shape) in self.places.items()}
+
+    def unpack(self, rows: dict[str, Array]) -> dict[str, Array]:
+        """The arrays of one instance, with empty buffers and no stall (traced)."""
+        state = {
+            name: rows[dtype][where].reshape(shape)
+            for name, (dtype, where, shape) in self.places.items()
+        }
+        for name, dtype, shape in self.buffers:
+            state[name] = jnp.zeros(shape, dtype)
+            state[f"{name}_n"] = jnp.zeros_like(state[f"{name}_n"])
+        state["stall"] = jnp.bool_(False)
+        return state
+
+    def pack(self, state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Rows and buffers of one instance (traced)."""
+        rows: dict[str, list[Array]] = {}
+        for name, dtype, _ in self.arrays:
+            rows.setdefault(dtype, []).append(state[name].reshape(-1))
+        return {d: jnp.concatenate(parts) for d, parts in rows.items()}, {n: state[n] for n, _, _ in self.buffers}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Packed:
+    """Many instances: `rows` by dtype, `[instances, elements]`."""
+
+    rows: dict[str, Array]
+    layout: Layout = dataclasses.field(metadata={"static": True})

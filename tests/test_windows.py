@@ -1,0 +1,308 @@
+"""Windows: the same run whether iterations of equal composition pass in one update or one by one, bit for bit.
+
+Every field of `RawRun` is compared with `==`; the number of loop turns tells that windows did happen. Programs of one
+structure run as one batch: a structure is compiled twice, with windows and without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from compare_runs import as_program
+from generate import NAMES, STRUCTURES, Json, add, call, ctx, engine, mul, num, variant
+from helpers import ROOT, shared_dir
+from make_vllm_data import plain
+
+import serqjax as sq
+from serqjax.costs import Cost
+from serqjax.engine import host as engine_host
+from serqjax.engine import simulate_many
+from serqjax.ir.expr import Num
+from serqjax.ir.program import Program, Step
+from serqjax.report.raw import RawRun
+
+sys.path.insert(0, str(ROOT / "experiments"))
+import vllm_scenario  # noqa: E402
+
+# ---------------------------------------------------------------- comparing
+
+
+def difference(a: Any, b: Any, place: str = "run") -> str | None:
+    """The first place where two results are not equal, whatever they are made of; NaN equals NaN."""
+    if dataclasses.is_dataclass(a):
+        pairs = [(f"{place}.{f.name}", getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)]
+    elif isinstance(a, np.ndarray):
+        if a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes():
+            return None
+        at = np.flatnonzero(a != b)[:1] if a.shape == b.shape else []
+        return f"{place}: {a.shape} and {b.shape}, first at {at}: {a[at]} and {b[at]}"
+    elif isinstance(a, list | tuple) and len(a) == len(b):
+        pairs = [(f"{place}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b))]
+    elif isinstance(a, dict) and set(a) == set(b):
+        pairs = [(f"{place}[{k}]", a[k], b[k]) for k in a]
+    else:
+        return None if a == b or (a != a and b != b) else f"{place}: {a!r} and {b!r}"
+    for where, x, y in pairs:
+        if where != "run.extra" and (found := difference(x, y, where)):
+            return found
+    return None
+
+
+class Turns:
+    """Counts the turns of the compiled loop, all instances together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.counts: list[int] = []
+        inner = engine_host.loop
+
+        def loop(*given: Any) -> Callable[..., Any]:
+            run = inner(*given)
+
+            def counted(*args: Any) -> Any:
+                state, done = run(*args)
+                self.counts.append(int(done))
+                return state, done
+
+            return counted
+
+        monkeypatch.setattr(engine_host, "loop", loop)
+
+    def take(self) -> int:
+        total, self.counts = sum(self.counts), []
+        return total
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    return Turns(monkeypatch)
+
+
+def both_ways(programs: Sequence[Program], turns: Turns, seeds: Sequence[int] | None = None) -> tuple[int, int, int]:
+    """Run them with windows and without, and compare.
+
+    **Returns:** loop turns with windows, without, and iterations of all engines.
+    """
+    chosen = [p.seed for p in programs] if seeds is None else list(seeds)
+    with_windows = simulate_many(list(programs), chosen)
+    fewer = turns.take()
+    one_by_one = simulate_many(list(programs), chosen, coalesce=False)
+    more = turns.take()
+    iterations = 0
+    for i, (a, b) in enumerate(zip(with_windows, one_by_one, strict=True)):
+        assert a is not None and b is not None
+        found = difference(a, b)
+        assert found is None, f"program {i} (seed {chosen[i]}), with windows and without: {found}"
+        iterations += sum(stage.iterations for stage in b.stages)
+    return fewer, more, iterations
+
+
+def licensed(program: Program) -> bool:
+    """Whether some engine of it has windows, or plans all residents at once."""
+    found = [s.licence for s in sq.check(program).facts.stages if s.licence is not None]
+    return any(x.windows or x.at_once for x in found)
+
+
+def test_every_difference_is_seen() -> None:
+    import oracle
+
+    run = oracle.simulate(as_program(STRUCTURES["two_turns_cached"](Random(1))))
+    assert difference(run, run) is None
+    for field in dataclasses.fields(RawRun):
+        value = getattr(run, field.name)
+        if isinstance(value, np.ndarray):
+            changed = value.copy()
+            changed[-1:] += 1
+        elif field.name in ("stages", "pools"):
+            changed = [*value[:-1], dataclasses.replace(value[-1], wait_tick=value[-1].wait_tick + 1)]
+        else:
+            changed = "another"
+        seen = difference(run, dataclasses.replace(run, **{field.name: changed}))
+        nothing = field.name == "extra" or (isinstance(value, np.ndarray) and not len(value))
+        assert (seen is None) == nothing, field.name
+
+
+# ---------------------------------------------------------------- generated programs
+
+
+def cost_kinked(rng: Random, *_: Any) -> Json:
+    """The slower of computing and reading memory; the pieces cross while a batch decodes, at any place in a tick."""
+    compute = add(num(rng.uniform(0.01, 0.3)), mul(num(rng.uniform(0, 0.02)), ctx("Ntok")),
+                  mul(num(rng.uniform(0, 2e-5)), ctx("Attn")))
+    memory = add(num(rng.uniform(0.0, 0.2)), mul(num(rng.uniform(0, 4e-3)), ctx("Kvb")),
+                 mul(num(rng.uniform(0, 1e-3)), ctx("Kvp")))
+    floor = add(num(rng.uniform(0.1, 0.6)), mul(num(rng.uniform(-1e-3, 1e-3)), ctx("Kvb")))
+    return add(call("Max", compute, memory), mul(num(rng.choice([0, 1])), call("Min", floor, memory)))
+
+
+WINDOWS: dict[str, Callable[[Random], Json]] = {
+    "kinks": variant(engine, cost=cost_kinked),
+    "kinks_poisson": variant(engine, cost=cost_kinked, arrival="poisson", warm=True),
+    "kinks_cached": variant(engine, cost=cost_kinked, multi=True, cache="all", reuse="known", taking="chunk"),
+    "kinks_cached_poisson": variant(engine, cost=cost_kinked, multi=True, cache="all", reuse="known",
+                                    arrival="poisson"),
+    "kinks_chunk": variant(engine, cost=cost_kinked, chunk=True, taking="chunk_cold", arrival="poisson", draws="exp"),
+    "kinks_evict_size": variant(engine, cost=cost_kinked, multi=True, cache="all", reuse="known", evict="size"),
+    "kinks_aging": variant(engine, cost=cost_kinked, queue="aging", arrival="poisson"),
+    "kinks_preempt_none": variant(engine, cost=cost_kinked, preempt="none", multi=True, cache="all", reuse="known"),
+    "kinks_tail": variant(engine, cost=cost_kinked, form="hold", tail=True, multi=True, cache="prompt", reuse="known"),
+    "roomy_long": variant(engine, cost=cost_kinked, tight=False, arrival="poisson", draws="exp", taking="chunk_cold"),
+    "still_without_block": variant(engine, cost=lambda rng: num(rng.choice([0.25, 0.7])), block=False, multi=True,
+                                   cache="all", reuse="known"),
+    "late_with_windows": variant(engine, cost=cost_kinked, serve="late", multi=True, cache="all", reuse="known"),
+}  # fmt: skip
+
+#: The slower of computing and reading, with vLLM's variables.
+ROOFLINE = Cost(
+    "Max(base_s + per_tok_s * Ntok + per_attention_s * Attn, read_s + per_kv_s * DecodePositions + per_block_s * Kvb)",
+    tuple((name, 0.0, "s") for name in
+          ("base_s", "per_tok_s", "per_attention_s", "read_s", "per_kv_s", "per_block_s")),
+)  # fmt: skip
+
+
+def vllm_program(rng: Random) -> Program:
+    """A vLLM engine with long decodes: sessions come, think and come back inside windows, in whole steps or not."""
+    block = rng.choice([1, 2, 3, 5, 8, 16, 16, 32, 64])
+    dyadic = rng.random() < 0.5
+    step = rng.choice([0.125, 0.25, 1.0]) if dyadic else rng.uniform(0.01, 0.5)
+    sizes = [0, 0, rng.uniform(0, step / 16), rng.uniform(0, step / 200)]
+    values = (
+        step, *(rng.choice(sizes) if not dyadic else rng.choice([0, 0, step / 64]) for _ in range(2)),
+        rng.choice([0.0, step, step / 2]), rng.choice([0, step / 256, rng.uniform(0, step / 100)]),
+        rng.choice([0, step / 128]),
+    )  # fmt: skip
+
+    def seconds(most: float) -> float:
+        return rng.choice([0.0, step * rng.randint(0, round(most / step)), rng.uniform(0, most)])
+
+    longest, sessions = 1, []
+    prompt, out = rng.choice([(20, 40), (100, 30), (30, 200), (200, 400), (400, 20)])
+    for i in range(rng.randint(2, 12)):
+        turns = tuple(
+            (float(rng.randint(1, prompt)), float(rng.choice([1, rng.randint(1, out), rng.randint(1, out)])),
+             seconds(40.0 * step))
+            for _ in range(rng.choice([1, 1, 2, 4]))
+        )
+        longest = max(longest, int(sum(new + tokens for new, tokens, _ in turns)))
+        sessions.append(vllm_scenario.Session(f"s{i}", seconds(60.0 * step), turns))
+    room = rng.choice([0.7, 1.0, 1.2, 2.0, 4.0])
+    deployment = sq.deployments.vllm(
+        max_num_seqs=rng.choice([1, 2, 4, 8]), max_num_batched_tokens=rng.choice([4, 16, 64, 256, 2048]),
+        block_size=block, num_gpu_blocks=2 + int(room * longest / block),
+        long_prefill_token_threshold=rng.choice([0, 0, 3, 16, 64]), enable_prefix_caching=rng.random() < 0.7,
+        scheduler_reserve_full_isl=rng.random() < 0.6, watermark=rng.choice([0.0, 0.0, 0.05]),
+        cost=dataclasses.replace(ROOFLINE, numbers=tuple((n, float(v), u) for (n, _, u), v in
+                                                         zip(ROOFLINE.numbers, values))),
+        arrival_tie="place", shared_structure=True,
+    )  # fmt: skip
+    ordered = sorted(enumerate(sessions), key=lambda item: (item[1].arrive, item[0]))
+    program = sq.program(deployment, vllm_scenario.Scripted(tuple(ordered)), name="windows")
+    end = rng.choice([rng.uniform(20.0, 200.0), rng.uniform(500.0, 4000.0)]) * step
+    # the warm-up and the horizon fall into windows too, now and then on the end of an iteration
+    warmup = rng.choice([0.0, step * rng.randint(1, 10), rng.uniform(0.0, end / 2)])
+    return msgspec.structs.replace(program, horizon_s=Num(end), warmup_s=Num(warmup))
+
+
+def programs_of(name: str, count: int) -> list[Program]:
+    """Programs of a structure; the k-th depends on the name and k alone."""
+    rngs = [Random(f"windows/{name}/{k}") for k in range(count)]
+    if name == "vllm":
+        return [vllm_program(rng) for rng in rngs]
+    build = WINDOWS[name] if name in WINDOWS else STRUCTURES[name]
+    return [as_program(build(rng)) for rng in rngs]
+
+
+def with_engine(name: str) -> bool:
+    return any(isinstance(stage.kind, Step) for stage in programs_of(name, 1)[0].stages)
+
+
+#: Each with its own reason: kinks and chunks; caches and evictions; two engines; heads that do not stay refused; ties.
+QUICK = ["kinks_chunk", "kinks_cached", "two_engines_split", "kinks_aging", "evict_ties"]
+PER_QUICK = 100
+ALL = ["vllm", *WINDOWS, *(name for name in NAMES if with_engine(name))]
+PER_STRUCTURE = 20
+
+
+def test_there_are_enough_programs() -> None:
+    assert len(ALL) * PER_STRUCTURE >= 1_000
+    blocks = {p.params for p in programs_of("vllm", 5)}
+    assert len(blocks) == 5
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_generated_programs(name: str, turns: Turns) -> None:
+    fewer, more, _ = both_ways(programs_of(name, PER_QUICK), turns)
+    assert fewer < more
+
+
+def test_generated_vllm_engines(turns: Turns) -> None:
+    """Decodes are long: several iterations pass in a turn of the loop."""
+    fewer, more, iterations = both_ways(programs_of("vllm", 200), turns)
+    assert fewer < iterations / 2 and fewer < more / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_more_structures(name: str, turns: Turns) -> None:
+    programs = programs_of(name, PER_STRUCTURE)
+    fewer, more, _ = both_ways(programs, turns)
+    assert fewer < more if licensed(programs[0]) else fewer == more
+
+
+# ---------------------------------------------------------------- recorded programs
+
+#: Programs of the corpus with a step stage that the array engine runs.
+CORPUS = [
+    "det_chunk", "det_decode_first", "det_evict_by", "det_evict_lru", "det_hol", "det_one", "det_one_cached",
+    "det_over_reuse", "det_preempt_decode", "det_preempt_decode_cached", "det_preempt_none", "det_preempt_prefill",
+    "det_preempt_tail", "det_queue_by", "det_reqcap", "det_reserve", "det_self_preempt_stuck", "det_srpt",
+    "hold_engine", "hold_engine_cached", "text_vllm", "trace_ordered_batch", "trace_ordered_poisson", "trace_random",
+    "vllm_multi", "vllm_multi_tight", "vllm_single", "vllm_single_chunked",
+]  # fmt: skip
+#: Run in every run of the tests.
+CORPUS_QUICK = {"vllm_multi_tight", "det_preempt_decode_cached"}
+
+
+@pytest.mark.parametrize("name", [n if n in CORPUS_QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CORPUS])
+def test_corpus(name: str, turns: Turns) -> None:
+    folder = shared_dir() / "programs" / name
+    program = as_program((folder / "program.ir14.json").read_text(), folder=folder)
+    seeds = [program.seed, 1, 2, 3_000_000_019]
+    fewer, more, iterations = both_ways([program] * len(seeds), turns, seeds)
+    if licensed(program):
+        assert fewer < more
+    if name.startswith("vllm_") or name == "text_vllm":
+        assert fewer < iterations
+
+
+RECORDED = [json.loads(line) for line in (ROOT / "tests/data/vllm/recorded.jsonl").read_text().splitlines()]
+
+
+def scenarios_both_ways(scenarios: Sequence[dict[str, Any]], version: str, turns: Turns) -> None:
+    programs = [vllm_scenario.program_of(scenario, version)[0] for scenario in scenarios]
+    fewer, more, iterations = both_ways(programs, turns)
+    assert fewer < more and fewer < 2 * iterations
+
+
+@pytest.mark.parametrize("version", ["0.33.0", pytest.param("0.11.2", marks=pytest.mark.slow)])
+def test_recorded_scenarios(version: str, turns: Turns) -> None:
+    scenarios_both_ways([item["scenario"] for item in RECORDED if version in item["results"]], version, turns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.33.0", "0.11.2"])
+def test_every_scenario(version: str, turns: Turns) -> None:
+    """First come first served, no prefix shared between requests."""
+    folder = shared_dir() / "oracle/vllm"
+    scenarios = [json.loads(path.read_text()) for path in sorted((folder / "scenarios").glob("*.json"))]
+    scenarios += [json.loads(line)["scenario"] for line in (folder / "random.jsonl").read_text().splitlines()]
+    chosen = [scenario for scenario in scenarios if plain(scenario)]
+    assert len(chosen) >= 130
+    scenarios_both_ways(chosen, version, turns)
