@@ -14,8 +14,8 @@ from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
-from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot
-from .clock import free_server
+from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot, whole
+from .clock import cancel_wake, free_server
 from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
 from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
@@ -260,10 +260,8 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
         best = jnp.maximum(best, value)
     header.attrs.set("cached", best, on)
     header.attrs.save(on)
-    units = jnp.stack(
-        [jnp.where(t, round_up(w, p, u), 0.0) for p, (t, u) in enumerate(zip(header.takes, header.units))]
-    )
-    w.pick(on, ask=slot, ask_how=ADMIT, ask_units=units, ask_own=jnp.stack(own), ask_column=-1)
+    units = [jnp.where(t, round_up(w, p, u), 0.0) for p, (t, u) in enumerate(zip(header.takes, header.units))]
+    w.pick(on, ask=slot, ask_how=ADMIT, ask_units=units, ask_own=own, ask_column=-1)
     if w.has("ask_rows"):
         w.pick(on, ask_rows=0)
     line = load(w.line, slot)
@@ -411,6 +409,7 @@ def leave_everything(w: Lane, slot: Array, on: Array) -> None:
     stage = load(w.stage, slot)
     w.add_at("number", stage, -1, on & (stage >= 0))
     w.put("stage", slot, -1, on)
+    w.readies = w.readies - (on & (load(w.ready, slot) < FAR))
     w.put("ready", slot, FAR, on)
     line = load(w.line, slot)
     w.add_at("queued", line, -1, on & (line >= 0))
@@ -423,7 +422,7 @@ def leave_everything(w: Lane, slot: Array, on: Array) -> None:
         w.put("waits_key", slot, FAR, on)
     if w.has("wake"):
         served = on & (load(w.wake, slot) < FAR)
-        w.put("wake", slot, FAR, on)
+        cancel_wake(w, slot, served)
         if w.has("busy"):
             free_server(w, stage, served)
             w.put("line_key", slot, FAR, on)
@@ -534,7 +533,7 @@ def allocate(w: Lane) -> None:
             cached = w.cached[p] if plan.caching[p] else 0.0
             room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | (w.ask_units[p] <= 0.0))
     on, slot, how = w.fence(w.running & (w.ask >= 0) & room, w.ask, w.ask_how)
-    w.used = jnp.where(on, w.used + w.ask_units, w.used)
+    w.used = jnp.where(on, w.used + w.ask_units, whole(w.used))
     admits = on & (how == ADMIT)
     take_holds(w, slot, admits)
     if w.has("grow"):
@@ -605,7 +604,7 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
         w.s["alloc"] = store_at(w.alloc, column, slot, w.ask_units[pool], here)
         w.s["pos"] = store_at(w.pos, column, slot, w.ask_own[pool], here)
         w.add("admissions", pool, 1, here)
-        w.add("holders", pool, 1, here & ~table(outside)[jnp.maximum(scope, 0), pool])
+        w.add("holders", pool, 1, here & table(~outside)[jnp.maximum(scope, 0), pool])
     w.s["grown"] = store_at(w.grown, depth, slot, False, on)
     if w.has("hold_seq"):
         for pool, some in enumerate(taken):

@@ -28,7 +28,7 @@ def give_all(w: Lane, begins: Array) -> None:
         if not w.plan.licence(stage).at_once:
             continue
         (on,) = w.fence(begins & (w.cursor == stage) & (w.number[stage] > 0))
-        w.only(on, lambda w, stage=stage, on=on: _give_all(w, stage, on))
+        w.only(on, lambda w, stage=stage, on=on: w.residents(lambda w: _give_all(w, stage, on)))
 
 
 def _give_all(w: Lane, stage: int, on: Array) -> None:

@@ -20,7 +20,8 @@ from ..ir.itl import edges
 from ..ir.program import Fifo
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
-from .access import FAR, SLOT_BITS, append_rows, least, load, pack, store, unpack_slot
+from .access import FAR, SLOT_BITS, append_rows, least, load, lookup, pack, rint, store, unpack_slot, whole
+from .expr import Value
 from .faults import Fault
 from .lane import EVENT, SETTLE, Lane
 from .views import to_ticks
@@ -39,11 +40,9 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
     keys = [jnp.zeros((), jnp.int64), w.arrive_key]
     slot = jnp.int32(-1)
     if w.has("wake"):
-        tick = jnp.min(w.wake)
-        key = jnp.min(jnp.where(w.wake == tick, w.wake_key, FAR))
-        slot = unpack_slot(key)
-        ticks.append(tick)
-        keys.append(key)
+        slot = unpack_slot(w.next_wake_key)
+        ticks.append(w.next_wake)
+        keys.append(w.next_wake_key)
     else:
         ticks.append(jnp.int64(FAR))
         keys.append(jnp.int64(FAR))
@@ -54,18 +53,36 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
         stage = jnp.argmax((w.stage_end == tick) & (w.stage_key == key)).astype(jnp.int32)
         ticks.append(tick)
         keys.append(key)
-    first = jnp.stack(ticks)
-    tick = jnp.min(first)
-    order = jnp.where(first == tick, jnp.stack(keys), FAR)
-    kind = jnp.where(tick >= FAR, 0, 1 + jnp.argmin(order).astype(jnp.int32))
-    return tick, kind, slot, stage
+    tick, order, kind = ticks[0], keys[0], jnp.int32(1)
+    for i in range(1, len(ticks)):
+        sooner = (ticks[i] < tick) | ((ticks[i] == tick) & (keys[i] < order))
+        tick, order = jnp.where(sooner, ticks[i], tick), jnp.where(sooner, keys[i], order)
+        kind = jnp.where(sooner, 1 + i, kind)
+    return tick, jnp.where(tick >= FAR, 0, kind), slot, stage
 
 
-def schedule_key(w: Lane, slot: Array, mask: Array) -> Array:
-    """The key of an event scheduled now; counts it where `mask`."""
-    key = pack(w.event_seq, slot)
+def schedule_wake(w: Lane, slot: Array, work_s: Value, mask: Array) -> None:
+    """A session wakes up after `work_s` seconds."""
+    tick, key = w.now + to_ticks(w, work_s), pack(w.event_seq, slot)
     w.event_seq = w.event_seq + mask
-    return key
+    w.put("wake", slot, tick, mask)
+    w.put("wake_key", slot, key, mask)
+    # it was scheduled last: at an equal tick the other comes first
+    w.pick(mask & (tick < w.next_wake), next_wake=tick, next_wake_key=key)
+
+
+def cancel_wake(w: Lane, slot: Array, mask: Array) -> None:
+    """A session will not wake up any more, or has just done so."""
+    w.put("wake", slot, FAR, mask)
+    w.only(mask & (unpack_slot(w.next_wake_key) == slot), find_next_wake)
+
+
+def find_next_wake(w: Lane) -> None:
+    """Look through all sessions for the one that wakes up next."""
+    wake = whole(w.wake)
+    tick = jnp.min(wake)
+    key = jnp.min(jnp.where(wake == tick, whole(w.wake_key), FAR))
+    w.next_wake, w.next_wake_key = tick, jnp.where(tick < FAR, key, FAR)
 
 
 class Limbs(NamedTuple):
@@ -98,13 +115,12 @@ def pass_time(w: Lane, until: Array, mask: Array, moved: Collection[int] = ()) -
                     continue
                 value = w.s[name][pool]
                 if spec.block is None:
-                    total = w.s[f"{name}_tick_f"]
-                    w.s[f"{name}_tick_f"] = total.at[pool].add(product(value, span.astype(jnp.float64)))
+                    w.add(f"{name}_tick_f", pool, product(value, span.astype(jnp.float64)), jnp.bool_(True))
                     continue
-                blocks = jnp.rint(value / w.job.numbers[number_index(w, spec.block)]).astype(jnp.int64)
+                blocks = rint(value / w.job.numbers[number_index(w, spec.block)]).astype(jnp.int64)
                 limbs = w.s[f"{name}_tick"]
                 total = Limbs(limbs[pool, 0], limbs[pool, 1]).plus(blocks, span)
-                w.s[f"{name}_tick"] = limbs.at[pool].set(jnp.stack(total))
+                w.put_row(f"{name}_tick", jnp.int32(pool), list(total), jnp.bool_(True))
     if w.has("stage_end"):
         on = w.stage_end < FAR
         decodes, prefills = w.stage_decodes * on, w.stage_prefills * on
@@ -164,7 +180,7 @@ def advance(w: Lane) -> None:
 
 def when_iteration_ends(w: Lane, stage: Array, mask: Array) -> None:
     """`end_iteration`, skipped where no instance of the batch needs it."""
-    w.only(mask, lambda w: end_iteration(w, stage, mask))
+    w.only(mask, lambda w: w.residents(lambda w: end_iteration(w, stage, mask)))
 
 
 def arrive(w: Lane, mask: Array) -> None:
@@ -196,7 +212,7 @@ def finish_job(w: Lane, stage: Array, mask: Array, waited: Array, served: Array)
 def wake_up(w: Lane, slot: Array, mask: Array) -> None:
     """A job on a delay or fifo stage finishes; on a fifo stage the next one starts after it."""
     stage, entered = w.fence(load(w.stage, slot), load(w.entered, slot))
-    w.put("wake", slot, FAR, mask)
+    cancel_wake(w, slot, mask)
     w.put("stage", slot, -1, mask)
     began = load(w.served, slot) if w.has("served") else entered
     finish_job(w, stage, mask, began - entered, w.now - began)
@@ -208,7 +224,7 @@ def wake_up(w: Lane, slot: Array, mask: Array) -> None:
 def free_server(w: Lane, stage: Array, mask: Array) -> None:
     """A server of a fifo stage is free: the first waiting job starts. Nothing on other stages."""
     kinds = np.asarray([isinstance(s.kind, Fifo) for s in w.plan.skeleton.stages])
-    fifo = mask & jnp.asarray(kinds)[jnp.maximum(stage, 0)]
+    fifo = mask & lookup(kinds, jnp.maximum(stage, 0))
     key, successor = least(w.line_key, w.stage == stage)
     fifo, follows, successor = w.fence(fifo, fifo & (key < FAR), successor)
     w.add_at("busy", stage, -1, fifo & ~follows)
@@ -219,8 +235,7 @@ def start_service(w: Lane, slot: Array, work_s: Array, mask: Array) -> None:
     """A server takes a job of `work_s` seconds."""
     w.put("line_key", slot, FAR, mask)
     w.put("served", slot, w.now, mask)
-    w.put("wake", slot, w.now + to_ticks(w, work_s), mask)
-    w.put("wake_key", slot, schedule_key(w, slot, mask), mask)
+    schedule_wake(w, slot, work_s, mask)
 
 
 def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
@@ -259,6 +274,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.add_at("number", stage, -n_done, mask)
     w.add_at("completed", stage, n_done, kept)
     w.add_at("service_tick", stage, jnp.sum(jnp.where(done, w.now - w.entered, 0)), kept)
+    w.readies = w.readies + n_done
     number_in_list_order(w, done, settled)
     w.stage = jnp.where(done, -1, w.stage)
     w.give_key = jnp.where(here, -1, w.give_key)
@@ -311,10 +327,9 @@ def count_gaps(w: Lane, stage: Array, timed: Array, gap: Array, began: Array) ->
     w.put("itl", at, new, n > 0)
     rows = jnp.stack([jnp.broadcast_to(stage.astype(jnp.int64), gap.shape), gap], axis=1)
 
-    def log(w: Lane) -> None:
-        w.gaps, w.gaps_n = append_rows(w.gaps, w.gaps_n, rows, odd)
-
-    w.only(jnp.any(odd), log)
+    w.gaps, w.gaps_n = lax.cond(
+        w.lanes.any(jnp.any(odd)), lambda held: append_rows(*held, rows, odd), lambda held: held, (w.gaps, w.gaps_n)
+    )
 
 
 def record_tokens(w: Lane, stage: Array, token: Array, decode: Array) -> None:

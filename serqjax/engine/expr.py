@@ -57,7 +57,7 @@ class Env:
         ctx: dict[str, Callable[[], Value]] | None = None,
         pool: Callable[[str, int], Value] | None = None,
         stage: Callable[[str, int], Value] | None = None,
-        draw: Callable[[int, Value], Array] | None = None,
+        draw: Callable[[int, Value], Scalars] | None = None,
     ):
         self.plan = plan
         self.numbers = numbers
@@ -75,16 +75,23 @@ class Env:
         return self.numbers[int(node.value)]
 
 
+class Scalars(list[Array]):
+    """A short vector as its elements; `x[..., i]` is element i."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index[-1] if isinstance(index, tuple) else index)
+
+
 class Draws:
     """A cursor over uniforms of a tape row; `take` counts only where draws really happen."""
 
     def __init__(self, row: Array, start: Value):
         self.row, self.at = row, start
 
-    def take(self, count: int, live: Value) -> Array:
+    def take(self, count: int, live: Value) -> Scalars:
         index = jnp.clip(self.at, 0, self.row.shape[0] - count)
-        us = jnp.stack([self.row[index + i] for i in range(count)])
-        self.at = self.at + jnp.where(live, count, 0)
+        us = Scalars(self.row[index + i] for i in range(count))
+        self.at = self.at + (count if live is True else count * live)
         return us
 
 

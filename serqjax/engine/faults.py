@@ -19,6 +19,7 @@ class Fault(IntEnum):
     gap = 8
     ownership = 9
     no_hold = 10
+    seats = 11
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -38,6 +39,10 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     Fault.entries: (
         Verdict.capacity,
         "more cache entries were alive than the entry table holds ({entries}): raise `entries`",
+    ),
+    Fault.seats: (
+        Verdict.capacity,
+        "more sessions were on step stages than have a seat ({seats}): raise `seats`",
     ),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),

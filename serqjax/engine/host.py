@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -166,6 +166,7 @@ class Batch:
     data: Data
     stop: bool
     coalesce: bool
+    make_loop: Callable[[Plan, Config], Any] | None = None  # instead of `loop`: another implementation of it
 
     @classmethod
     def build(
@@ -200,7 +201,7 @@ class Batch:
         slots = 32
         while slots < known + 1:
             slots *= 2
-        return Capacities(slots=slots, entries=2 * slots)
+        return Capacities(slots=slots)
 
     def run(self, capacities: Capacities | None, progress: SharedProgress) -> list[RawRun | None]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
@@ -225,7 +226,7 @@ class Batch:
                     used, finished = done.result()
                     full = 0
                     for index, run, fault in finished:
-                        if fault in (Fault.slots, Fault.entries) and capacities is None:
+                        if fault in (Fault.slots, Fault.entries, Fault.seats) and capacities is None:
                             again.append(index)
                             larger = _enlarged(larger, used, fault)
                             full += 1
@@ -275,7 +276,7 @@ class Batch:
         rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
         layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
         state = Packed(rows, layout)  # type: ignore[arg-type]
-        run = loop(plan, self.config)
+        run = (self.make_loop or loop)(plan, self.config)
         choices = Choices(programs, [self.seeds[i] for i in lanes])
         base = np.zeros((size,), np.int64)
         tape = self.make_tape(base, cap.ahead, choices)
@@ -345,12 +346,16 @@ def cores() -> int:
 
 def _enlarged(larger: Capacities, used: Capacities, fault: Fault) -> Capacities:
     """`larger`, so that it also holds an instance that `used` did not hold."""
-    slots, entries = used.slots, used.entries
+    slots, entries, seats = used.slots, used.entries, used.seats
     if fault == Fault.slots:
-        slots, entries = slots * 4, entries * 2
+        slots = slots * 4
+    elif fault == Fault.entries:
+        entries = entries * 2
     else:
-        entries = entries * 4
-    return dataclasses.replace(larger, slots=max(larger.slots, slots), entries=max(larger.entries, entries))
+        seats = seats * 2
+    return dataclasses.replace(
+        larger, slots=max(larger.slots, slots), entries=max(larger.entries, entries), seats=max(larger.seats, seats)
+    )
 
 
 class Choices:

@@ -11,6 +11,7 @@ float64 (whole numbers below 2**53 where the language says so), indices int32 wi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxtyping import Array
 
 from ..ir.itl import edges
 from ..tape.chacha import DRAWS_PER_BLOCK
-from .access import FAR, load, pack, store
+from .access import FAR, AbstractTable, load, pack, stack_like, store, store_row, whole
 from .faults import Fault
 from .plan import Plan
 
@@ -47,7 +48,7 @@ class Capacities:
     """Static sizes of the tables. `slots`: live sessions; `entries`: cache entries of all pools together;
     `samples`, `requests`, `gaps`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
     whose trace session is known ahead; `phases`: positions within a block that a window tells apart (blocks of
-    more units are never coalesced; 0: nothing is)."""
+    more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once."""
 
     slots: int = 64
     entries: int = 64
@@ -57,6 +58,7 @@ class Capacities:
     actions: int = 0
     ahead: int = 1024
     phases: int = 16
+    seats: int = 64
 
 
 REQUEST_COLUMNS = (
@@ -99,6 +101,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         # sequence numbers
         "event_seq": full((), 1, i64),
         "ready_seq": full((), 0, i64),
+        "readies": full((), 0, i32),  # sessions on the ready list
         "order_seq": full((), 0, i64),
         "turn_seq": full((), 0, i64),
         # what is being done
@@ -114,7 +117,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "serial": full((S,), -1, i64),
         "ready": full((S,), FAR, i64),
         "turns": full((S,), 0, i64),
-        "free": np.arange(S - 1, -1, -1, dtype=i32),
+        "free": np.arange(S, dtype=i32) if seated(plan, cap) else np.arange(S - 1, -1, -1, dtype=i32),
         "free_n": full((), S, i32),
         "script": full((S,), -1, i32),
         "drawn": full((), 0, i64),  # draws made that are no session's
@@ -174,6 +177,9 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         state |= {
             "wake": full((S,), FAR, i64),
             "wake_key": full((S,), FAR, i64),
+            # the next of them (clock.py)
+            "next_wake": full((), FAR, i64),
+            "next_wake_key": full((), FAR, i64),
         }
     if plan.fifo_stages:
         state |= {
@@ -310,6 +316,8 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "gaps": full((cap.gaps, 2), 0, i64),
             "gaps_n": full((), 0, i32),
         }
+    if seated(plan, cap):
+        state["seats"] = full((cap.seats,), 0, i32)  # its length alone says something
     if cap.phases and any(plan.licence(s).windows or plan.licence(s).at_once for s in plan.step_stages):
         state["phases"] = np.arange(cap.phases)  # places within a block
     if cap.actions:
@@ -317,6 +325,23 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         if plan.has_holds:
             state["ask_rows"] = full((), 0, i32)  # takes of the ask that are on the trace already
     return state
+
+
+def seated(plan: Plan, cap: Capacities) -> bool:
+    """Whether residents have rows of their own: where there are more rows than seats. Newcomers take the last rows."""
+    return bool(plan.step_stages) and cap.seats < cap.slots
+
+
+@functools.lru_cache(maxsize=256)
+def session_axes(plan: Plan) -> dict[str, int]:
+    """The tables with a row for each session, and the axis on which the rows stand."""
+    few, more = (fields(plan, Capacities(slots=n, seats=n), 1e-9) for n in (3, 4))
+    found = {}
+    for name, table in few.items():
+        for axis, (a, b) in enumerate(zip(table.shape, more[name].shape)):
+            if a != b and name != "free":
+                found[name] = axis
+    return found
 
 
 def sample_width(plan: Plan) -> int:
@@ -396,6 +421,9 @@ class Lane:
 
     def __setattr__(self, name: str, value: Any) -> None:
         old = self.s[name]
+        if isinstance(old, AbstractTable):
+            old.write(value)
+            return
         value = jnp.asarray(value)
         assert value.shape == old.shape, (name, value.shape, old.shape)
         self.s[name] = value.astype(old.dtype)
@@ -408,8 +436,10 @@ class Lane:
 
         XLA on CPU has no fusion with several outputs: every array that a turn carries would recompute the whole
         chain behind it. The operands of a conditional are stored, whatever its branches do; `go` is true at
-        run time and unknown to the compiler.
+        run time and unknown to the compiler. A kernel has no `go` and needs no fence.
         """
+        if self.go is None:
+            return tuple(jnp.asarray(v) for v in values)
         leaves = tuple(jnp.asarray(v) for v in values)
         return lax.cond(self.go, lambda *a: a, lambda *a: tuple(jnp.zeros_like(x) for x in a), *leaves)
 
@@ -419,32 +449,67 @@ class Lane:
         **Returns:** what `phase` returns, or `otherwise`, which has the same structure; () for None.
         """
 
-        def run(state: dict[str, Array]) -> tuple[dict[str, Array], Any]:
-            inner = Lane(state, self.plan, self.job, self.data, self.tape, self.go, self.lanes)
-            found = phase(inner)
-            return inner.s, () if found is None else found
+        tables = {name: x for name, x in self.s.items() if isinstance(x, AbstractTable)}
+        carried = {name: x for name, x in self.s.items() if name not in tables}
 
-        state, found = lax.cond(self.lanes.any(mask), run, lambda s: (s, otherwise), self.s)
+        def run(state: dict[str, Array]) -> tuple[dict[str, Array], Any]:
+            inner = Lane(state | tables, self.plan, self.job, self.data, self.tape, self.go, self.lanes)
+            found = phase(inner)
+            return {name: inner.s[name] for name in carried}, () if found is None else found
+
+        state, found = lax.cond(self.lanes.any(mask), run, lambda s: (s, otherwise), carried)
         self.s.update(state)
         return found
 
+    def residents(self, phase: Callable[[Lane], Any]) -> Any:
+        """Run `phase` on the rows alone in which sessions on step stages sit; what it returns.
+
+        Inside, no phase may be made conditional (`only`): that would copy the rows.
+        """
+        if not self.has("seats"):
+            return phase(self)
+        axes = session_axes(self.plan)
+        n = self.seats.shape[0]
+        rows = {name: lax.slice_in_dim(self.s[name], 0, n, axis=axes[name]) for name in axes if self.has(name)}
+        inner = Lane(self.s | rows, self.plan, self.job, self.data, self.tape, self.go, self.lanes)
+        found = phase(inner)
+        for name, value in inner.s.items():
+            if name not in rows:
+                self.s[name] = value
+            elif value is not rows[name]:
+                self.s[name] = lax.dynamic_update_slice_in_dim(self.s[name], value, 0, axes[name])
+        return found
+
     def pick(self, mask: Array, **values: Any) -> None:
-        """Set scalars or whole vectors where `mask`."""
+        """Set scalars or whole vectors (a list: of scalars) where `mask`."""
         for name, value in values.items():
-            setattr(self, name, jnp.where(mask, value, self.s[name]))
+            if isinstance(value, list):
+                value = stack_like(self.s[name], value)
+            setattr(self, name, jnp.where(mask, value, whole(self.s[name])))
 
     def put(self, name: str, slot: Array, value: Any, mask: Array) -> None:
         """Set row `slot` of a table where `mask`."""
         self.s[name] = store(self.s[name], slot, jnp.asarray(value).astype(self.s[name].dtype), mask)
 
+    def put_row(self, name: str, slot: Array, values: list[Any], mask: Array) -> None:
+        """Set row `slot` of a table of several columns where `mask`."""
+        self.s[name] = store_row(self.s[name], slot, values, mask)
+
     def add(self, name: str, index: int, value: Any, mask: Array) -> None:
         """Add to a static element of a vector where `mask`."""
         old = self.s[name]
+        if isinstance(old, AbstractTable):
+            old.store((index,), old.load(index) + jnp.asarray(value).astype(old.dtype), mask)
+            return
         self.s[name] = old.at[index].add(jnp.where(mask, value, 0).astype(old.dtype))
 
     def add_at(self, name: str, index: Array, value: Any, mask: Array) -> None:
         """Add to a dynamic element of a short vector where `mask` (one-hot: pools and stages are few)."""
         old = self.s[name]
+        if isinstance(old, AbstractTable):
+            here = mask & (index >= 0) & (index < old.shape[0])
+            old.store((index,), old.load(index) + jnp.asarray(value).astype(old.dtype), here)
+            return
         hot = (jnp.arange(old.shape[0]) == index) & mask
         self.s[name] = old + jnp.where(hot, value, 0).astype(old.dtype)
 
@@ -467,7 +532,7 @@ class Lane:
     @property
     def idle(self) -> Array:
         """No action is half done."""
-        return self.between & ~self.growing_now
+        return self.between & ~self.growing_now if self.has("grow") else self.between
 
     def bump(self, name: str, mask: Array) -> None:
         """Count one more where `mask`."""
@@ -477,6 +542,7 @@ class Lane:
         """Append a session to the ready list; too often at one instant is an error of the program."""
         self.put("ready", slot, pack(self.ready_seq, slot), mask)
         self.bump("ready_seq", mask)
+        self.bump("readies", mask)
         again = load(self.ready_at, slot) == self.now
         times = jnp.where(again, load(self.ready_n, slot) + 1, 1)
         self.put("ready_at", slot, self.now, mask)
@@ -493,6 +559,5 @@ class Lane:
         """Append one row to the action trace, if the instance keeps one."""
         if not self.has("actions"):
             return
-        row = jnp.stack([jnp.asarray(x).astype(jnp.float64) for x in (self.now, kind, serial, place, amount)])
-        self.s["actions"] = store(self.actions, self.actions_n, row, mask)
+        self.put_row("actions", self.actions_n, [self.now, kind, serial, place, amount], mask)
         self.bump("actions_n", mask)

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from ..ir.program import Closed
 from ..report.raw import Action, RequestStatus
-from .access import FAR, load, load_at, pack, store, store_at
+from .access import FAR, either, least, load, load_at, lookup, pack, store, store_at
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, HEAD, LEAVE, PREEMPT, REJECT, TAIL, Lane
@@ -19,8 +21,23 @@ from .session import close_request
 from .views import Attributes, cap, now_s, own_entry, pool_state, round_down, round_up, stage_state
 
 
-def table(rows: object) -> Array:
-    return jnp.asarray(np.asarray(rows))
+class Constant:
+    """A constant table, `[rows]` or `[rows, columns]`, under an index of 0 or more."""
+
+    def __init__(self, rows: object):
+        self.rows = np.asarray(rows)
+
+    def __getitem__(self, index: Any) -> Array:
+        row, column = index if isinstance(index, tuple) else (index, None)
+        if isinstance(column, int):
+            return lookup(self.rows[:, column], row)
+        if column is None and self.rows.ndim == 1:
+            return lookup(self.rows, row)
+        return jnp.asarray(self.rows)[index]
+
+
+def table(rows: object) -> Constant:
+    return Constant(rows)
 
 
 def give_back(w: Lane) -> None:
@@ -111,8 +128,8 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         alloc, here, kept = w.fence(alloc, here, kept)
         w.add("used", pool, -alloc, here)
-        nested = table([_held_outside(plan, i, pool) for i in range(len(plan.scopes))])[jnp.maximum(scope, 0)]
-        w.add("holders", pool, -1, here & ~nested)
+        outermost = table([not _held_outside(plan, i, pool) for i in range(len(plan.scopes))])[jnp.maximum(scope, 0)]
+        w.add("holders", pool, -1, here & outermost)
         w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)
         if w.has("hold_seq"):
             drop_holder(w, slot, pool, depth, here)
@@ -162,11 +179,12 @@ def act_at(
 
 def add_entry(w: Lane, slot: Array, pool: int, size: Value, mask: Array, attrs: Attributes, *, dead: bool) -> None:
     """A new cache entry of a session (it replaces its own), or a dead one that nobody can consume."""
-    free = jnp.argmax(w.entry_size <= 0).astype(jnp.int32)
+    rows = jnp.arange(w.entry_size.shape[0])
+    empty, free = least(pack(jnp.zeros_like(w.entry_seq), rows), w.entry_size <= 0)
     index, old = own_entry(w, pool, slot)
     if dead:
         index, old = jnp.int32(-1), jnp.float64(0.0)
-    full = w.entry_size[free] > 0
+    full = empty >= FAR
     w.fail(mask & (index < 0) & full, Fault.entries, -1, pool)
     at, mask, old = w.fence(jnp.where(index >= 0, index, free), mask & ((index >= 0) | ~full), old)
     put_entry(w, at, pool, slot, size, w.now, w.release_seq, attrs.values, mask, dead=dead)
@@ -194,7 +212,7 @@ def put_entry(
     w.put("entry_last", at, last, mask)
     w.put("entry_seq", at, seq, mask)
     if w.has("entry_attr"):
-        w.put("entry_attr", at, jnp.stack([jnp.asarray(v, jnp.float64) for v in attrs]), mask)
+        w.put_row("entry_attr", at, list(attrs), mask)
     if not dead:
         w.s["entry"] = store_at(w.entry, jnp.asarray(pool, jnp.int32), slot, at, mask)
 
@@ -206,7 +224,7 @@ def finish_session(w: Lane, slot: Array, mask: Array) -> None:
     """The session is gone: its slot is free, under a closed population the next one starts."""
     serial = load(w.serial, slot)
     rejected = w.unwind_how == REJECT
-    status = jnp.where(rejected, int(RequestStatus.rejected), int(RequestStatus.finished))
+    status = either(rejected, int(RequestStatus.rejected), int(RequestStatus.finished))
     close_request(w, slot, status, mask)
     for pool, spec in enumerate(w.plan.skeleton.pools):
         if spec.on_end == "free" and w.plan.caching[pool]:
@@ -232,7 +250,7 @@ def requeue(w: Lane, slot: Array, scope: Array, mask: Array) -> None:
     tails = [s.preempt is not None and s.preempt.requeue == "tail" for s in w.plan.skeleton.pools]
     tail = table(tails)[jnp.maximum(w.unwind_pool, 0)]
     w.put("requeued", slot, True, mask)
-    w.pick(mask, join=slot, join_scope=scope, join_how=jnp.where(tail, TAIL, HEAD))
+    w.pick(mask, join=slot, join_scope=scope, join_how=either(tail, TAIL, HEAD))
 
 
 def join_line(w: Lane) -> None:

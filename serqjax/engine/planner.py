@@ -24,7 +24,6 @@ from .faults import Fault
 from .lane import EVENT, GIVE, NEVER_ADMITTED, STAGES, Lane
 from .uniforms import machine_cursor, machine_drawn, machine_ready
 from .views import budget_and_chunk, columns, pool_state, residents_ctx, stage_state
-from .window import coalesce
 
 
 def start_plan(w: Lane) -> None:
@@ -70,16 +69,22 @@ def start_plan(w: Lane) -> None:
 def give_next(w: Lane) -> Array:
     """Give to the next resident in serving order; returns where the plan has nobody left to consider."""
     on = w.idle & w.planning & (w.cur < 0) & ~w.run_ready & (w.spawning == 0)
-    here = (w.stage == w.cursor) & (w.considered != w.plan_seq)
     closing = w.stopped | (w.left <= 0)
-    on, closing, remain = w.fence(on, closing, jnp.sum(here & on))
-    spent = w.only(on & (remain > 0) & ~closing, lambda w: give_one(w, on, here, remain), jnp.bool_(False))
+    on, closing, remain = w.fence(on, closing, w.residents(lambda w: jnp.sum(unconsidered(w) & on)))
+    gives = on & (remain > 0) & ~closing
+    spent = w.only(gives, lambda w: w.residents(lambda w: give_one(w, on, remain)), jnp.bool_(False))
     return spent | (on & ((remain == 0) | closing))
 
 
-def give_one(w: Lane, on: Array, here: Array, remain: Array) -> Array:
-    """One of the `remain` residents in `here` gets its tokens; returns where it was the last."""
+def unconsidered(w: Lane) -> Array:
+    """Residents of the planned stage that this plan has not come to, `[slots]`."""
+    return (w.stage == w.cursor) & (w.considered != w.plan_seq)
+
+
+def give_one(w: Lane, on: Array, remain: Array) -> Array:
+    """One of the `remain` unconsidered residents gets its tokens; returns where it was the last."""
     plan = w.plan
+    here = unconsidered(w)
     sequence = pack(w.adm, jnp.arange(w.adm.shape[0]))
     found, slot = select([], sequence, here)
     for stage in plan.step_stages:
@@ -136,14 +141,21 @@ def newcomer(w: Lane, spent: Array) -> tuple[Array, Array]:
     return asks & (pool >= 0), pool
 
 
-def finish_plan(w: Lane, over: Array, refused: Array) -> None:
-    """Start the planned iteration: positions advance, the cost says when it ends.
-
-    `refused`: a newcomer was asked for and did not fit.
-    """
+def finish_plan(w: Lane, over: Array) -> None:
+    """Start the planned iteration: positions advance, the cost says when it ends."""
     plan = w.plan
-    if w.has("phases"):
-        coalesce(w, over, refused)
+    stage = w.cursor
+    works = w.residents(lambda w: start_iteration(w, over))
+    if plan.preempts and livelock.decisive(plan) is not None:
+        watched = works & w.watching
+        w.only(watched, lambda w: livelock.watch(w, watched))
+    w.pick(over, planning=False, run_ready=False, cursor=stage + 1)
+    w.pick(over & (stage == plan.step_stages[-1]), focus=EVENT)
+
+
+def start_iteration(w: Lane, over: Array) -> Array:
+    """The stage and its residents at the start of the planned iteration; returns where there is one."""
+    plan = w.plan
     stage = w.cursor
     listed = (w.stage == stage) & (w.give_key >= 0)
     over, mask = w.fence(over, over & listed)
@@ -205,11 +217,7 @@ def finish_plan(w: Lane, over: Array, refused: Array) -> None:
     w.decode_batch = w.decode_batch + jnp.where(counted, n_decode, 0)
     w.decode_step_tick = w.decode_step_tick + jnp.where(counted, span, 0)
     record_gives(w, stage, mask, works, tokens)
-    if plan.preempts and livelock.decisive(plan) is not None:
-        watched = works & w.watching
-        w.only(watched, lambda w: livelock.watch(w, watched))
-    w.pick(over, planning=False, run_ready=False, cursor=stage + 1)
-    w.pick(over & (stage == plan.step_stages[-1]), focus=EVENT)
+    return works
 
 
 def record_gives(w: Lane, stage: Array, mask: Array, works: Array, tokens: Value) -> None:

@@ -123,6 +123,7 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             "stage": plan.skeleton.stages[place].name if 0 <= place < len(plan.skeleton.stages) else "?",
             "pool": plan.skeleton.pools[place].name if 0 <= place < len(plan.skeleton.pools) else "?",
             "slots": s["pc"].shape[0],
+            "seats": s["seats"].shape[0] if "seats" in s else s["pc"].shape[0],
             "entries": s["entry_size"].shape[0] if "entry_size" in s else 0,
         }
         return verdict, sentence.format(**names)

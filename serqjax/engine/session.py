@@ -10,6 +10,7 @@ forward jumps; a jump backwards takes the next loop turn.
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from ..ir.program import (
@@ -37,13 +38,13 @@ from ..ir.program import (
 )
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
-from .access import FAR, SLOT_BITS, load, pack, store_column, unpack_slot
-from .clock import schedule_key
+from .access import FAR, SLOT_BITS, any_of, choose, load, lookup, pack, store_column, unpack_slot, whole
+from .clock import schedule_wake
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
 from .uniforms import cursor, turn_cursor
-from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, to_ticks
+from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state
 
 # ---------------------------------------------------------------- start
 
@@ -156,15 +157,14 @@ def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
     w.put("confirmed", slot, w.now, late)
     w.put("confirm_order", slot, w.order_seq, late)
     order = w.order_seq + 1
-    w.order_seq = w.order_seq + jnp.where(mask, 2, 0)
+    w.order_seq = w.order_seq + 2 * mask
     values = {
         "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "first": first,
         "confirmed": load(w.confirmed, slot), "confirm_order": load(w.confirm_order, slot),
         "last": load(w.last, slot), "tokens": load(w.tokens, slot), "responded": w.now,
         "respond_order": order, "status": status, "start_order": load(w.start_order, slot),
     }  # fmt: skip
-    row = jnp.stack([jnp.asarray(values[name]).astype(jnp.int64) for name in REQUEST_COLUMNS])
-    w.put("requests", w.requests_n, row, mask)
+    w.put_row("requests", w.requests_n, [values[name] for name in REQUEST_COLUMNS], mask)
     w.requests_n = w.requests_n + mask
     w.put("open", slot, False, mask)
 
@@ -187,13 +187,13 @@ class Sites:
         if not self.turn:
             return
         w = self.w
-        some = mask & jnp.any(jnp.stack(self.turn) >= 0)
+        some = mask & any_of([turn >= 0 for turn in self.turn])
         pad = self.count - len(self.turn)
         head = [jnp.float64(self.where), w.now.astype(jnp.float64), serial.astype(jnp.float64)]
         turns = self.turn + [jnp.float64(-1.0)] * pad
         values = self.value + [jnp.float64(0.0)] * pad
         pairs = [x for pair in zip(turns, values) for x in pair]
-        w.put("samples", w.samples_n, jnp.stack([jnp.asarray(x, jnp.float64) for x in head + pairs]), some)
+        w.put_row("samples", w.samples_n, head + pairs, some)
         w.samples_n = w.samples_n + some
 
 
@@ -246,7 +246,7 @@ class Pass:
         self.own_before = self.own_draws.at
         self.own_left = len(self.plan.blocks["own"]) * DRAWS_PER_BLOCK - (self.own & (DRAWS_PER_BLOCK - 1))
         # how the pass ends: at most one of these per session
-        false, none = jnp.bool_(False), jnp.int32(-1)
+        false, none = on & False, jnp.int32(-1)  # (a kernel cannot negate a constant)
         self.blocked = false
         self.again = false
         self.leave = self.end = false
@@ -470,7 +470,8 @@ class Pass:
         w.add_at("number", stage, 1, on)
 
         def on_kind(kind: type) -> Array:
-            return on & jnp.asarray([isinstance(s.kind, kind) for s in plan.skeleton.stages])[jnp.maximum(stage, 0)]
+            kinds = np.asarray([isinstance(s.kind, kind) for s in plan.skeleton.stages])
+            return on & lookup(kinds, jnp.maximum(stage, 0))
 
         if plan.step_stages:
             steps = on_kind(Step)
@@ -485,20 +486,17 @@ class Pass:
             timed = on_kind(Delay)
             if plan.fifo_stages:
                 fifo = on_kind(Fifo)
-                servers = jnp.stack(
-                    [
-                        Env(plan, w.job.numbers).number(s.kind.servers) if isinstance(s.kind, Fifo) else jnp.float64(0)
-                        for s in plan.skeleton.stages
-                    ]
-                )
-                free = fifo & (w.busy[jnp.maximum(stage, 0)] < servers[jnp.maximum(stage, 0)])
+                servers = [
+                    Env(plan, w.job.numbers).number(s.kind.servers) if isinstance(s.kind, Fifo) else jnp.float64(0)
+                    for s in plan.skeleton.stages
+                ]
+                free = fifo & (w.busy[jnp.maximum(stage, 0)] < choose(servers, stage))
                 w.add_at("busy", stage, 1, free)
                 w.put("line_key", slot, pack(w.job_seq, slot), fifo & ~free)
                 w.job_seq = w.job_seq + fifo
                 timed = timed | free
                 w.put("served", slot, w.now, timed)
-            w.put("wake", slot, w.now + to_ticks(w, self.run_work), timed)
-            w.put("wake_key", slot, schedule_key(w, slot, timed), timed)
+            schedule_wake(w, slot, self.run_work, timed)
 
 
 def may_run(w: Lane) -> Array:
@@ -511,17 +509,18 @@ def may_pop(w: Lane) -> Array:
     turn = w.focus == SETTLE
     if w.has("run_ready"):
         turn = turn | w.run_ready
-    return may_run(w) & (w.cur < 0) & turn & (jnp.min(w.ready) < FAR)
+    return may_run(w) & (w.cur < 0) & turn & (w.readies > 0)
 
 
 def pop(w: Lane) -> None:
     """Make the first of the ready list the current session."""
     on = may_pop(w)
-    slot = unpack_slot(jnp.min(w.ready))
+    slot = unpack_slot(jnp.min(whole(w.ready)))
     on, slot, cur = w.fence(on, slot, jnp.where(on, slot, w.cur))
     w.pick(on, dirty=True)
     w.cur = cur
     w.put("ready", slot, FAR, on)
+    w.readies = w.readies - on
 
 
 def runs(w: Lane) -> Array:

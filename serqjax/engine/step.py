@@ -23,8 +23,8 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, clock, memory, planner, session
-from .access import FAR, AbstractLanes
+from . import admission, clock, memory, planner, seats, session, window
+from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
 from .plan import Plan
@@ -61,6 +61,8 @@ def turn(
     w.only(clock.settled(w), clock.advance)
     w.only(w.spawning > 0, session.spawn)
     w.only(session.may_pop(w), session.pop)
+    if w.has("seats"):
+        w.only(seats.needs_seat(w), seats.take_seat)
     draw_ahead(w, session.runs(w))
     w.only(session.runs(w), session.run_current)
     w.only(w.unwind >= 0, memory.give_back)
@@ -85,7 +87,7 @@ def turn(
 def settle(w: Lane) -> None:
     """When the ready list is empty: try all pools once more, or go on to the stages."""
     busy = jnp.bool_(False)
-    quiet = w.idle & w.started & (w.focus == SETTLE) & (w.cur < 0) & (w.spawning == 0) & (jnp.min(w.ready) >= FAR)
+    quiet = w.idle & w.started & (w.focus == SETTLE) & (w.cur < 0) & (w.spawning == 0) & (w.readies == 0)
     again = quiet & w.dirty
     for pool, spec in enumerate(w.plan.skeleton.pools if w.plan.has_holds else ()):
         # with nobody in a line and no grower the sweep has nothing to try
@@ -99,7 +101,7 @@ def settle(w: Lane) -> None:
     done = quiet & ~again
     if w.plan.step_stages:
         w.pick(done, focus=STAGES, cursor=0)
-        w.pick(w.run_ready & w.idle & (w.cur < 0) & (w.spawning == 0) & (jnp.min(w.ready) >= FAR), run_ready=False)
+        w.pick(w.run_ready & w.idle & (w.cur < 0) & (w.spawning == 0) & (w.readies == 0), run_ready=False)
     else:
         w.pick(done, focus=EVENT)
 
@@ -123,13 +125,14 @@ def action_margin(plan: Plan, slots: int) -> int:
 def plan_without_pools(w: Lane) -> None:
     """The plan of stages in a program without holds: nobody can be admitted."""
     planner.start_plan(w)
-    planner.finish_plan(w, planner.give_next(w), jnp.bool_(False))
+    finish(w, planner.give_next(w), jnp.bool_(False))
 
 
 def plan_and_admit(w: Lane) -> None:
     """One step of the sweep or of a plan; both may ask for one admission."""
     sweeps = w.sweep < len(w.plan.skeleton.pools)
-    asks, pool = w.only(sweeps, admission.try_sweep, (jnp.bool_(False), jnp.int32(-1)))
+    # "no" and "none" made of a mask: a branch of a kernel cannot return constants
+    asks, pool = w.only(sweeps, admission.try_sweep, (sweeps & False, jnp.int32(either(sweeps, -1, -1))))
     left, stage = jnp.float64(0.0), jnp.int32(-1)
     spent = newcomer = jnp.bool_(False)
     if w.plan.step_stages:
@@ -139,11 +142,20 @@ def plan_and_admit(w: Lane) -> None:
         pool = jnp.where(newcomer, line, pool)
         left, stage = w.left, jnp.where(newcomer, w.cursor, -1)
     tries, pool, stage = w.fence(asks | newcomer, pool, stage)
-    refused = w.only(tries, lambda w: admission.admit(w, tries, pool, left, stage), jnp.bool_(False))
+    refused = w.only(tries, lambda w: admission.admit(w, tries, pool, left, stage), tries & False)
     w.pick(refused & asks, sweep=pool + 1)
     if w.plan.step_stages:
-        over = spent & (~newcomer | refused)
-        w.only(over, lambda w: planner.finish_plan(w, over, newcomer & refused))
+        finish(w, spent & (~newcomer | refused), newcomer & refused)
+
+
+def finish(w: Lane, over: Array, refused: Array) -> None:
+    """Start the planned iteration, after all iterations that are certain to be like it.
+
+    `refused`: a newcomer was asked for and did not fit.
+    """
+    if w.has("phases"):
+        window.coalesce(w, over, refused)
+    w.only(over, lambda w: planner.finish_plan(w, over))
 
 
 def check_ownership(w: Lane) -> None:

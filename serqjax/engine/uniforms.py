@@ -15,10 +15,10 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.program import Poisson, Renewal
-from ..tape.chacha import DRAWS_PER_BLOCK, block_uniforms
+from ..tape.chacha import DRAWS_PER_BLOCK, block_uniform_scalars, block_uniforms
 from ..tape.rounding import quotient
 from ..tape.streams import SESSION_OWN, SESSION_WORKLOAD, arrival_seed, machine_seed, sub_seed
-from .access import load
+from .access import AbstractTable, any_of, choose, load, lookup
 from .expr import Draws, Env, Value, evaluate
 from .lane import Lane
 from .plan import Plan
@@ -76,9 +76,9 @@ def draw_ahead(w: Lane, on: Array) -> None:
     plan, asks = w.plan, {}
     where = jnp.maximum(load(w.pc, w.cur), 0)
     if plan.blocks["turn"]:
-        asks["turn"] = on & jnp.asarray(plan.may_reach(plan.turn_ops))[where]
+        asks["turn"] = on & lookup(plan.may_reach(plan.turn_ops), where)
     if plan.blocks["own"]:
-        asks["own"] = on & jnp.asarray(plan.may_reach(plan.state_draws))[where]
+        asks["own"] = on & lookup(plan.may_reach(plan.state_draws), where)
     if plan.blocks["init"]:
         asks["init"] = w.init_for != w.arrived
     if plan.open_arrivals:
@@ -87,8 +87,7 @@ def draw_ahead(w: Lane, on: Array) -> None:
         asks["machine"] = ~machine_ready(w)
     if not asks:
         return
-    some = jnp.any(jnp.stack(list(asks.values())))
-    w.only(some, lambda w: fill(w, asks))
+    w.only(any_of(list(asks.values())), lambda w: fill(w, asks))
 
 
 def fill(w: Lane, asks: dict[str, Array]) -> None:
@@ -135,22 +134,36 @@ def fill(w: Lane, asks: dict[str, Array]) -> None:
                 want(asks[what], machine_seed(seed), (w.drawn >> SHIFT) + k)
             w.pick(asks[what], machine_block=w.drawn >> SHIFT)
     if masks:
-        w.s["uniform"] = compute(w.uniform, jnp.stack(masks), jnp.stack(streams), jnp.stack(numbers))
+        w.s["uniform"] = compute(w.uniform, masks, streams, numbers)
     if plan.open_arrivals:
         w.pick(asks["gap"], gap=gap_ticks(w, gap_session, gap_draw), gap_for=gap_session)
 
 
-def compute(uniform: Array, masks: Array, streams: Array, numbers: Array) -> Array:
+def compute(uniform: Array, masks: list[Array], streams: list[Array], numbers: list[Array]) -> Array:
     """The uniforms with those blocks replaced that a mask asks for; the generator is traced once."""
+    first, end = np.int32(0), np.int32(len(masks))
+    if isinstance(uniform, AbstractTable):
+
+        def each(i: Array, carry: tuple[()]) -> tuple[()]:
+            def fresh() -> None:
+                for k, value in enumerate(block_uniform_scalars(choose(streams, i), choose(numbers, i))):
+                    uniform.store((i * DRAWS_PER_BLOCK + k,), value, True)
+
+            lax.cond(choose(masks, i), fresh, lambda: None)
+            return carry
+
+        lax.fori_loop(first, end, each, ())
+        return uniform
+    stream, number, mask = jnp.stack(streams), jnp.stack(numbers), jnp.stack(masks)
 
     def one(i: Array, held: Array) -> Array:
         def new(held: Array) -> Array:
-            values = block_uniforms(load(streams, i), load(numbers, i))
+            values = block_uniforms(load(stream, i), load(number, i))
             return lax.dynamic_update_slice(held, values, (i * DRAWS_PER_BLOCK,))
 
-        return lax.cond(load(masks, i), new, lambda held: held, held)
+        return lax.cond(load(mask, i), new, lambda held: held, held)
 
-    return lax.fori_loop(np.int32(0), np.int32(masks.shape[0]), one, uniform)
+    return lax.fori_loop(first, end, one, uniform)
 
 
 def gap_ticks(w: Lane, session: Array, first: Array) -> Array:

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from ..ir.program import Fifo, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
-from .access import load
+from .access import load_row, rint
 from .expr import Draws, Env, evaluate
 from .lane import Lane
 
@@ -61,7 +61,7 @@ def to_ticks(w: Lane, seconds: Value) -> Value:
 def rounded_ticks(seconds: Value, tick_s: float) -> Value:
     """See `to_ticks`."""
     seconds = jnp.asarray(seconds)
-    ticks = jnp.rint(quotient(seconds, jnp.full_like(seconds, tick_s)))
+    ticks = rint(quotient(seconds, jnp.full_like(seconds, tick_s)))
     return jnp.where(ticks < 2.0**60, ticks, 2.0**60).astype(jnp.int64)
 
 
@@ -187,8 +187,7 @@ class Attributes:
 
     def __init__(self, w: Lane, slot: Array):
         self.w, self.slot = w, slot
-        row = load(w.attr, slot)
-        self.values: list[Value] = [row[i] for i in range(row.shape[0])]
+        self.values: list[Value] = list(load_row(w.attr, slot))
 
     def get(self, name: str) -> Value:
         return self.values[self.w.plan.attr_index[name]]
@@ -200,7 +199,7 @@ class Attributes:
             self.values[index] = jnp.where(mask, value, self.values[index])
 
     def save(self, mask: Value) -> None:
-        self.w.put("attr", self.slot, jnp.stack([jnp.asarray(v, jnp.float64) for v in self.values]), mask)
+        self.w.put_row("attr", self.slot, self.values, mask)
 
 
 def columns(w: Lane) -> Callable[[str], Value]:

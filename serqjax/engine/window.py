@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from ..ir.fixed import FIXED_BITS
+from ..ir.fixed import FIXED_BITS, IntAffine
 from ..ir.itl import edges
 from ..tape.rounding import product
 from .access import FAR, least, load, pack, store
@@ -29,10 +29,12 @@ from .admission import take_entries
 from .clock import Limbs, next_event, number_index, pass_time
 from .cost import carried, fixed_cost, float_cost
 from .lane import Lane
+from .plan import CostShape
 from .views import cap, memory_held
 
-#: Iterations of one window at most, so that no sum leaves 64 bits.
+#: Iterations of one window, and ticks of one step of it, at most, so that no product leaves 64 bits.
 LONGEST = 65_536
+LONGEST_TICKS = 1 << 41
 
 
 def coalesce(w: Lane, over: Array, refused: Array) -> None:
@@ -47,32 +49,44 @@ def coalesce(w: Lane, over: Array, refused: Array) -> None:
         on = over & (w.cursor == stage) & ~w.preempting & ~w.stopped
         if w.has("watching"):
             on = on & ~w.watching
-        listed = (w.stage == stage) & (w.give_key >= 0)
-        alike = jnp.min(jnp.where(listed, jnp.floor(w.work / jnp.where(listed, w.given, 1.0)), float(LONGEST)))
-        on, refused = w.fence(on & (alike > 1), refused)
-        def window(w: Lane, stage: int = stage, on: Array = on, refused: Array = refused) -> None:
-            batch = Composition(w, stage, on, refused)
-            batch.settle(batch.run())
+        (on,) = w.fence(on & w.residents(lambda w, stage=stage: alike(w, stage) > 1))
+
+        def window(w: Lane, stage: int = stage, on: Array = on) -> None:
+            until = jnp.minimum(next_event(w)[0], jnp.where(w.job.horizon < FAR, w.job.horizon + 1, FAR))
+            w.residents(lambda w: pass_alike(w, stage, on, refused, until))
 
         w.only(on, window)
 
 
-class Moving(NamedTuple):
-    """What an iteration of a window changes; int64 scalars but for `floats` and `itl`.
+def alike(w: Lane, stage: int) -> Array:
+    """How many iterations may have the tokens of the planned one, as far as the work of its residents goes."""
+    listed = (w.stage == stage) & (w.give_key >= 0)
+    return jnp.min(jnp.where(listed, jnp.floor(w.work / jnp.where(listed, w.given, 1.0)), float(LONGEST)))
 
-    - `i`: iterations passed; `now`, `end`: when iteration i starts and ends; `rest`, `rest_end`: sub-tick remainders.
+
+def pass_alike(w: Lane, stage: int, on: Array, refused: Array, until: Array) -> None:
+    """Pass the iterations that end before `until`."""
+    batch = Composition(w, stage, on, refused, until)
+    batch.settle(batch.run())
+
+
+class Moving(NamedTuple):
+    """What moves inside a window, at the start of iteration i; int64 scalars but for `floats` and `itl`.
+
+    - `i`: iterations passed; `now`: when iteration i starts; `rest`: the sub-tick remainder then.
+    - `cost`: of iteration i, 2**-20 ticks.
     - `used`, `cached`: blocks of the grown pool during iteration i; `evicted`: blocks evicted so far.
     - `kvb`, `kvp`, `attn2`, `positions`: what the cost reads. `prefill`: blocks of the unfinished prefill.
-    - `phase`: i modulo the block. `growth`: blocks that iteration i + 1 adds. `fits`: there is room for them.
+    - `phase`: i modulo the block. After `steady` more iterations like this one `growth` blocks are added; `fits`:
+      there is room for them.
     - `used_tick`, `cached_tick`: integrals of the grown pool; `floats`: those of all pools without a block.
-    - `row`, `low`, `high`: the bucket of the last token gaps and its edges; `itl`: all buckets.
+    - `gaps`: the token gaps so far.
     """
 
     i: Array
     now: Array
-    end: Array
     rest: Array
-    rest_end: Array
+    cost: Array
     used: Array
     cached: Array
     evicted: Array
@@ -82,15 +96,23 @@ class Moving(NamedTuple):
     positions: Array
     prefill: Array
     phase: Array
+    steady: Array
     growth: Array
     fits: Array
     used_tick: Limbs
     cached_tick: Limbs
     floats: tuple[Array, ...]
+    gaps: Gaps
+
+
+class Gaps(NamedTuple):
+    """Token gaps by bucket: `itl` `[stages * buckets, 3]`; the bucket `row` of the last ones begins at `low` ticks, the
+    next one at `high`."""
+
+    itl: Array
     row: Array
     low: Array
     high: Array
-    itl: Array
 
 
 class Composition:
@@ -100,7 +122,7 @@ class Composition:
     the growing residents in iteration 0, which has its tokens and units already.
     """
 
-    def __init__(self, w: Lane, stage: int, on: Array, refused: Array):
+    def __init__(self, w: Lane, stage: int, on: Array, refused: Array, until: Array):
         plan, licence = w.plan, w.plan.licence(stage)
         self.w, self.stage, self.shape = w, stage, plan.forms[stage]
         self.pool = licence.pool if licence.pool >= 0 and w.has("pos") else -1
@@ -120,9 +142,7 @@ class Composition:
             ok &= ~refused
         # the refused head may read how much of it is cached
         evicts = ~refused if licence.evicts and self.pool >= 0 and plan.caching[self.pool] else jnp.bool_(False)
-        given = jnp.where(listed, w.given, 1.0)
-        alike = jnp.min(jnp.where(listed, jnp.floor(w.work / given), float(LONGEST)))
-        most = jnp.minimum(alike.astype(jnp.int64) - 1, LONGEST)
+        most = jnp.minimum(alike(w, stage).astype(jnp.int64) - 1, LONGEST)
         _, slot = least(pack(jnp.zeros_like(w.adm), jnp.arange(w.adm.shape[0])), prefill)
         given_p = jnp.where(n_prefill > 0, load(w.given, slot), 0.0)
 
@@ -165,7 +185,6 @@ class Composition:
         # its position before iteration 0 is in `first_p` less the tokens of that iteration
         attn2 = jnp.where(n_prefill > 0, given_p * jnp.where(grows_p, 2.0 * first_p - given_p, given_p), 0.0)
         positions = jnp.sum(jnp.where(decode, jnp.where(self.mine, self.first, 1.0), 0.0))
-        until = jnp.minimum(next_event(w)[0], jnp.where(w.job.horizon < FAR, w.job.horizon + 1, FAR))
 
         numbers = [most, until, steps, jnp.sum(decode), jnp.sum(self.mine & decode), w.number[stage], size, used / size,
                    cached / size, limit, kvb, kvp, attn2, positions, given_p, first_p, units_p / size]  # fmt: skip
@@ -185,6 +204,15 @@ class Composition:
             sums = self.sums(jnp.int64(0), jnp.int64(0), jnp.int64(0), jnp.int64(0))
             floats = {name: value.astype(jnp.float64) for name, value in sums.items()}
             (self.still,) = w.fence(float_cost(w, stage, floats, None, self.ok)[0])
+        # Does the cost stand still while no unit is added? And do float integrals stay whole, so that they may be
+        # added up in larger parts without another rounding?
+        flat = n_prefill == 0
+        if reads_positions(self.shape):
+            flat &= self.n_growing == 0
+        totals = self.loose_ticks()
+        for value, total in zip(self.loose_units(self.used), totals):
+            flat &= whole(value) & (total + value * LONGEST_TICKS < 2.0**53) & whole(total)
+        (self.flat,) = w.fence(flat)
         edge = np.asarray(edges(plan.skeleton.tick_s))
         self.rows = len(edge)
         self.lower = jnp.asarray(np.append(edge, FAR))
@@ -198,14 +226,11 @@ class Composition:
             "DecodePositions": positions, "Nres": self.n_resident, "Kvb": kvb, "Kvp": kvp,
         }  # fmt: skip
 
-    def price(
-        self, now: Array, rest: Array, kvb: Array, kvp: Array, attn2: Array, positions: Array
-    ) -> tuple[Array, Array]:
-        """When an iteration that starts at `now` ends, and the sub-tick remainder after it."""
+    def price(self, kvb: Array, kvp: Array, attn2: Array, positions: Array) -> Array:
+        """Cost of an iteration, 2**-20 ticks."""
         if self.shape is None:
-            return now + self.still, jnp.int64(0)
-        total = rest + jnp.maximum(fixed_cost(self.w, self.shape, self.sums(kvb, kvp, attn2, positions)), 0)
-        return now + (total >> FIXED_BITS), total & ((1 << FIXED_BITS) - 1)
+            return self.still << FIXED_BITS
+        return jnp.maximum(fixed_cost(self.w, self.shape, self.sums(kvb, kvp, attn2, positions)), 0)
 
     def prefilled(self, i: Array) -> Array:
         """Blocks that the unfinished prefill holds in iteration i."""
@@ -215,49 +240,82 @@ class Composition:
 
         return lax.cond(self.grows_p, blocks, lambda i: jnp.zeros_like(i), i)
 
+    def ahead(self, i: Array, phase: Array, prefill: Array) -> tuple[Array, Array]:
+        """Iterations like iteration i before the next growth (0 where the cost moves anyway), and its blocks."""
+        places = self.w.phases[: self.steps.shape[0]]
+        away = jnp.where(places >= phase, places - phase, places - phase + self.block)
+        steady = jnp.where(self.flat, jnp.min(jnp.where(self.steps > 0, away, LONGEST)), 0)
+        growth = load(self.steps, self.wrap(phase + steady)) + self.prefilled(i + 1) - prefill
+        return steady, jnp.where(steady < LONGEST, growth, 0)
+
+    def wrap(self, phase: Array) -> Array:
+        return jnp.where(phase >= self.block, phase - self.block, phase)
+
     def fit(self, used: Array, cached: Array, growth: Array) -> Array:
         return used + growth + jnp.where(self.evicts, 0, cached) <= self.limit
 
     def next(self, m: Moving) -> Moving:
-        """Iteration i ends, iteration i + 1 begins."""
+        """Pass iteration i and those like it before the next growth; then what grows, grows."""
         w = self.w
-        span = m.end - m.now
+        time = (jnp.minimum(self.until - m.now, LONGEST_TICKS) << FIXED_BITS) - 1 - m.rest
+        in_time = jnp.where(self.flat, time // jnp.maximum(m.cost, 1), 1)
+        j = jnp.minimum(jnp.minimum(m.steady + m.fits, self.most - m.i), in_time)
+        total = m.rest + j * m.cost
+        span = total >> FIXED_BITS
         counted = jnp.where(w.warm, span, 0)
-
-        def search(span: Array) -> tuple[Array, Array, Array]:
-            row = jnp.searchsorted(self.lower[:-1], span, side="right").astype(jnp.int64) - 1
-            return row, self.lower[row], self.lower[row + 1]
-
-        outside = self.counts & ((span < m.low) | (span >= m.high))
-        row, low, high = lax.cond(outside, search, lambda _: (m.row, m.low, m.high), span)
-        at = (self.stage * self.rows + row).astype(jnp.int32)
-        old = load(m.itl, at)
-        new = jnp.stack([old[0] + self.n_decode, jnp.minimum(old[1], span), jnp.maximum(old[2], span)])
-        itl = store(m.itl, at, new, self.counts)
+        gaps = self.record(m.gaps, m.cost >> FIXED_BITS, j, span)
         used_tick, cached_tick = m.used_tick, m.cached_tick
         if self.blocked:
             used_tick, cached_tick = used_tick.plus(m.used, counted), cached_tick.plus(m.cached, counted)
         floats = tuple(
             total + product(value, counted.astype(jnp.float64))
-            for total, value in zip(m.floats, self.loose_units(m.used))
+            for total, value in zip(m.floats, self.loose_units(m.used), strict=True)
         )
-        used = m.used + m.growth
+        grown = jnp.where(j > m.steady, m.growth, 0)
+        used = m.used + grown
         evicted = jnp.where(self.evicts, jnp.maximum(used + m.cached - self.limit, 0), 0)
         cached = m.cached - evicted
-        i = m.i + 1
+        i = m.i + j
         prefill = self.prefilled(i)
         by_prefill = prefill - m.prefill
-        kvb = m.kvb + self.moves * (m.growth - by_prefill)
+        kvb = m.kvb + self.moves * (grown - by_prefill)
         kvp = m.kvp + self.moves * by_prefill
         attn2 = m.attn2 + jnp.where(self.grows_p, 2 * self.given_p * self.given_p, 0)
-        positions = m.positions + self.n_growing
-        end, rest_end = self.price(m.end, m.rest_end, kvb, kvp, attn2, positions)
-        phase = jnp.where(m.phase + 1 >= self.block, 0, m.phase + 1)
-        growth = load(self.steps, phase) + self.prefilled(i + 1) - prefill
+        positions = m.positions + j * self.n_growing
+        phase = self.wrap(m.phase + jnp.where(m.steady < LONGEST, j, 0))
+        steady, growth = self.ahead(i, phase, prefill)
         return Moving(
-            i, m.end, end, m.rest_end, rest_end, used, cached, m.evicted + evicted, kvb, kvp, attn2, positions, prefill,
-            phase, growth, self.fit(used, cached, growth), used_tick, cached_tick, floats, row, low, high, itl,
+            i, m.now + span, total & ((1 << FIXED_BITS) - 1), self.price(kvb, kvp, attn2, positions), used, cached,
+            m.evicted + evicted, kvb, kvp, attn2, positions, prefill, phase, steady, growth,
+            self.fit(used, cached, growth), used_tick, cached_tick, floats, gaps,
         )  # fmt: skip
+
+    def record(self, gaps: Gaps, shorter: Array, j: Array, span: Array) -> Gaps:
+        """Count the gaps of j iterations of equal cost: they last `shorter` ticks or one more, together `span`."""
+        longer = span - j * shorter  # how many last one more
+        least = shorter + (longer == j)
+        greatest = shorter + (longer > 0)
+
+        def add(gaps: Gaps, n: Array, least: Array, greatest: Array, on: Array) -> Gaps:
+            def search(gaps: Gaps) -> Gaps:
+                row = jnp.searchsorted(self.lower[:-1], least, side="right").astype(jnp.int64) - 1
+                return Gaps(gaps.itl, row, self.lower[row], self.lower[row + 1])
+
+            gaps = lax.cond(on & ((least < gaps.low) | (least >= gaps.high)), search, lambda g: g, gaps)
+            at = (self.stage * self.rows + gaps.row).astype(jnp.int32)
+            old = load(gaps.itl, at)
+            new = jnp.stack([old[0] + n * self.n_decode, jnp.minimum(old[1], least), jnp.maximum(old[2], greatest)])
+            return gaps._replace(itl=store(gaps.itl, at, new, on))
+
+        def both(gaps: Gaps) -> Gaps:
+            return add(gaps, j, least, greatest, self.counts)
+
+        def apart(gaps: Gaps) -> Gaps:
+            gaps = add(gaps, j - longer, shorter, shorter, self.counts & (longer < j))
+            return add(gaps, longer, shorter + 1, shorter + 1, self.counts & (longer > 0))
+
+        # both lengths lie in the bucket of the last gaps, nearly always
+        return lax.cond((least >= gaps.low) & (greatest < gaps.high), both, apart, gaps)
 
     def loose_units(self, used: Array) -> list[Array]:
         """Units used, then cached, of each pool without a block; the grown one has `used`."""
@@ -265,29 +323,34 @@ class Composition:
         found = [used.astype(jnp.float64) if p == self.pool else w.used[p] for p in self.loose]
         return found + [w.cached[p] for p in self.loose if w.plan.caching[p]]
 
+    def loose_ticks(self) -> list[Array]:
+        """Their integrals, in the same order."""
+        w = self.w
+        return [w.used_tick_f[p] for p in self.loose] + [
+            w.cached_tick_f[p] for p in self.loose if w.plan.caching[p]
+        ]
+
     # ------------------------------------------------------------ the window
 
     def run(self) -> Moving:
         """Pass iterations while the next one ends before anything else happens and its successor is alike and fits."""
         w, zero = self.w, jnp.int64(0)
-        rest = carried(w, self.stage)
-        end, rest_end = self.price(w.now, rest, self.kvb, self.kvp, self.attn2, self.positions)
         prefill = self.prefilled(zero)
-        growth = load(self.steps, zero) + self.prefilled(zero + 1) - prefill
-        none = Limbs(zero, zero)
-        used_tick = cached_tick = none
+        steady, growth = self.ahead(zero, zero, prefill)
+        used_tick = cached_tick = Limbs(zero, zero)
         if self.blocked:
             used_tick, cached_tick = (Limbs(*w.s[f"{n}_tick"][self.pool]) for n in ("used", "cached"))
-        floats = [w.used_tick_f[p] for p in self.loose]
-        floats += [w.cached_tick_f[p] for p in self.loose if w.plan.caching[p]]
+        floats = self.loose_ticks()
         start = Moving(
-            zero, w.now, end, rest, rest_end, self.used, self.cached, zero, self.kvb, self.kvp, self.attn2,
-            self.positions, prefill, zero, growth, self.fit(self.used, self.cached, growth), used_tick, cached_tick,
-            tuple(floats), zero, zero, zero, w.itl,
+            zero, w.now, carried(w, self.stage), self.price(self.kvb, self.kvp, self.attn2, self.positions), self.used,
+            self.cached, zero, self.kvb, self.kvp, self.attn2, self.positions, prefill, zero, steady, growth,
+            self.fit(self.used, self.cached, growth), used_tick, cached_tick, tuple(floats),
+            Gaps(w.itl, zero, zero, zero),
         )  # fmt: skip
 
         def goes_on(m: Moving) -> Array:
-            return self.ok & (m.i < self.most) & (m.end < self.until) & m.fits
+            ends = m.now + ((m.rest + m.cost) >> FIXED_BITS) < self.until
+            return self.ok & (m.i < self.most) & ends & (m.fits | (m.steady > 0))
 
         return lax.while_loop(goes_on, self.next, start)
 
@@ -307,7 +370,7 @@ class Composition:
         for p, total in zip(kept, m.floats[len(self.loose) :]):
             w.cached_tick_f = w.cached_tick_f.at[p].set(total)
         pass_time(w, m.now, passed, moved={*self.loose, *([self.pool] if self.blocked else [])})
-        w.itl = m.itl
+        w.itl = m.gaps.itl
         gaps = jnp.where(w.warm, k * self.n_decode, 0)
         decodes, prefills = self.n_decode > 0, self.given_p > 0
         for name, amount in (
@@ -349,6 +412,15 @@ class Composition:
 
 def whole(x: Array) -> Array:
     return x == jnp.floor(x)
+
+
+def reads_positions(shape: CostShape | None) -> bool:
+    """Whether a cost moves with the positions of decoders."""
+    if shape is None:
+        return False
+    if isinstance(shape, IntAffine):
+        return any(name == "DecodePositions" for name, _ in shape.terms)
+    return any(reads_positions(part) for part in shape.parts)
 
 
 def others_wait(w: Lane, stage: int) -> Any:

@@ -46,12 +46,22 @@ def as_u64(x: Array | np.ndarray | int, name: str) -> Array:
     return jnp.asarray(np.uint64(x & _MASK) if isinstance(x, int) else x).astype(jnp.uint64)
 
 
+def times_plus(x: Array, factor: int | np.ndarray | np.uint64, term: int | np.ndarray | np.uint64 = 0) -> Array:
+    """`x * factor + term` of uint64, modulo 2^64. In signed numbers: Pallas' Triton back end refuses constants from
+    2^63 on."""
+
+    def signed(c: int | np.ndarray | np.uint64) -> np.ndarray:
+        return np.asarray(c, np.uint64).astype(np.int64)
+
+    return (x.astype(jnp.int64) * signed(factor) + signed(term)).astype(jnp.uint64)
+
+
 def _rotate(x: Array, bits: int) -> Array:
     return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
 
 
 def _key_words(seed: Array, multiplier: np.ndarray | np.uint64, increment: np.ndarray | np.uint64) -> Array:
-    s = seed * multiplier + increment
+    s = times_plus(seed, multiplier, increment)
     x = (((s >> np.uint64(18)) ^ s) >> np.uint64(27)).astype(jnp.uint32)
     turn = (s >> np.uint64(59)).astype(jnp.uint32)
     back = (np.uint32(32) - turn) & np.uint32(31)  # a shift by 32 is not defined
@@ -232,6 +242,32 @@ def block_uniforms(seed: UInt64[Array, ""], block: UInt64[Array, ""]) -> Float64
     rows = lax.fori_loop(np.int32(0), np.int32(12), one_round, (start[:4], start[4:8], start[8:12], start[12:]))
     words = (jnp.concatenate(rows) + start).reshape(8, 2).astype(jnp.uint64)
     return _to_unit(words[:, 0] | (words[:, 1] << np.uint64(32)))
+
+
+def block_uniform_scalars(seed: UInt64[Array, ""], block: UInt64[Array, ""]) -> list[Float64[Array, ""]]:
+    """`block_uniforms` in scalars alone, for kernels, which can neither roll nor join vectors.
+
+    **Arguments:** `seed`, `block`: uint64 scalars.
+
+    **Returns:** the 8 uniforms, float64 scalars.
+    """
+    low, high = block.astype(jnp.uint32), (block >> np.uint64(32)).astype(jnp.uint32)
+    zero = jnp.zeros_like(low)
+    key = [_key_words(seed, np.uint64(m), np.uint64(a)) for m, a in _JUMPS]
+    start = [zero + np.uint32(c) for c in _CONSTANT] + key + [low, high, zero, zero]
+
+    def two_rounds(_: Array, words: list[Array]) -> list[Array]:
+        words = list(words)
+        for turn in (0, 1):
+            for i in range(4):
+                at = [4 * row + (i + turn * row) % 4 for row in range(4)]
+                for place, value in zip(at, _quarter_rounds(*(words[p] for p in at))):
+                    words[place] = value
+        return words
+
+    mixed = lax.fori_loop(np.int32(0), np.int32(6), two_rounds, start)
+    words = [(a + b).astype(jnp.uint64) for a, b in zip(mixed, start)]
+    return [_to_unit(words[2 * i] | (words[2 * i + 1] << np.uint64(32))) for i in range(DRAWS_PER_BLOCK)]
 
 
 def uniform_rows(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Array, Int64, UInt64
 
-from .chacha import _CONSTANT, _INCREMENT, _MASK, _MULTIPLIER, as_u64
+from .chacha import _CONSTANT, _INCREMENT, _MASK, _MULTIPLIER, as_u64, times_plus
 
 #: kinds of a session's streams: `sub_seed(S, serial, turn, SESSION_WORKLOAD)` for its `init` (turn 0) and its
 #: turns (from 1), `sub_seed(S, serial, 0, SESSION_OWN)` for all else, `sub_seed(S, serial, k, LEG)` for its k-th leg
@@ -21,8 +21,8 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def _finish(x: Array) -> Array:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = times_plus(x ^ (x >> np.uint64(30)), 0xBF58476D1CE4E5B9)
+    x = times_plus(x ^ (x >> np.uint64(27)), 0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
@@ -38,9 +38,9 @@ def sub_seed(
 
     **Returns:** uint64, for `chacha.uniforms`.
     """
-    x = _finish(as_u64(seed, "seed") + np.uint64(_GAMMA))
+    x = _finish(times_plus(as_u64(seed, "seed"), 1, _GAMMA))
     for v, name in ((a, "a"), (b, "b"), (c, "c")):
-        x = _finish((x ^ as_u64(v, name)) + np.uint64(_GAMMA))
+        x = _finish(times_plus(x ^ as_u64(v, name), 1, _GAMMA))
     return x
 
 
