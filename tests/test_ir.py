@@ -62,7 +62,7 @@ def strategy_of(kind: typing.Any) -> st.SearchStrategy:
     if origin is tuple:
         return st.lists(strategy_of(args[0]), max_size=2).map(tuple)
     if origin in (typing.Union, types.UnionType):
-        if set(NODES) <= set(args):  # an optional expression: one strategy of all nodes, nothing drawn to be thrown away
+        if set(NODES) <= set(args):  # an optional expression: nothing is drawn to be thrown away
             return st.one_of(expressions(), *[strategy_of(a) for a in args if a not in NODES])
         return st.one_of(*[strategy_of(a) for a in args])
     if kind is float:

@@ -314,6 +314,7 @@ class Batch:
                     self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane], self.trace
                 )
                 run.extra["memory_bytes"] = memory
+                run.extra["turns"] = int(values["loop_turns"])
                 finished.append((index, run, Fault(int(values["fault"]))))
         return finished
 

@@ -84,6 +84,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "warm": full((), False, bool),
         "started": full((), False, bool),
         "verdict": full((), RUNNING, i32),
+        "loop_turns": full((), 0, i64),
         "end_tick": full((), 0, i64),
         "livelock": full((), False, bool),
         "fault": full((), 0, i32),  # run-time error or full table, 0 none (faults.py)

@@ -57,6 +57,7 @@ def turn(
     """The state of one instance after one loop turn (vmapped with the axis name `lanes`)."""
 
     w = Lane(state, plan, job, data, tape, go, lanes)
+    w.bump("loop_turns", w.running)
     w.only(~w.started, session.begin)
     w.only(clock.settled(w), clock.advance)
     w.only(w.spawning > 0, session.spawn)
