@@ -205,10 +205,11 @@ def lower(program: Any, batch: int, platform: str = "cuda", **options: Any) -> A
 
     **Raises:** as `kernel_loop`, and what Pallas raises for an operation that it cannot lower.
     """
-    from serqjax.engine.host import beginning, settings
+    from serqjax.engine.host import beginning, prepare, settings
     from serqjax.engine.lane import Capacities
     from serqjax.engine.plan import make_plan
 
+    prepare()
     plan, numbers, integers = make_plan(program)
     layout, row, _ = beginning(plan, Capacities(phases=0))
     made = kernel_loop(plan, Config(together=True), **options)

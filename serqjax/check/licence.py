@@ -16,7 +16,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from ..ir.expr import Ctx, Expr, PoolState, Price, Sample, StageState, Unary
+from ..ir.expr import Binary, Ctx, Expr, PoolState, Price, Sample, StageState, Unary
 from ..ir.fixed import stage_form
 from ..ir.program import Program, Run, Step
 from ..ir.structure import walk
@@ -45,6 +45,8 @@ class Licence:
     - `at_once`: all residents may get their tokens in one step, in the order of admission.
     - `evicts`: a window may go on while its growth evicts whole blocks in release order.
     - `head_stays`: a hold refused once is refused again while nothing but growth happens.
+    - `newcomers`: the plan after one that admitted somebody is like it: the newcomer stays the last, and neither
+      budget nor chunk reads what it has changed by joining.
     - `pool`: the pool that the stage's runs grow, -1 if none.
     - `obstacles`: what forbids what is False, with its place.
     """
@@ -53,6 +55,7 @@ class Licence:
     at_once: bool
     evicts: bool
     head_stays: bool
+    newcomers: bool
     pool: int
     obstacles: tuple[Obstacle, ...]
 
@@ -101,6 +104,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
         at_once=not (plan or keyed or growth) and not any(_draws(e) for e in (kind.budget, kind.chunk)),
         evicts=pool >= 0 and not evict,
         head_stays=not head,
+        newcomers=not (kind.serve.keys or _reads_state(kind.budget) or _reads_state(kind.chunk)),
         pool=pool,
         obstacles=tuple([*plan, *order, *cost, *growth, *keyed, *evict, *head]),
     )
@@ -119,9 +123,17 @@ def grown_pools(program: Program, stage: str) -> list[int | None]:
     return found
 
 
-def moving(expr: Expr, still: frozenset[str], state: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """What in an expression moves inside a window: (path below the expression, reason)."""
+def moving(
+    expr: Expr, still: frozenset[str], state: frozenset[str], stage: str | None = None
+) -> Iterator[tuple[str, str]]:
+    """What in an expression moves inside a window of `stage`: (path below the expression, reason)."""
+    constant: list[str] = []
     for path, node in walk(expr, ""):
+        if any(path.startswith(whole) for whole in constant):
+            continue
+        if _is_cap(node):
+            constant.append(path + ".")
+            continue
         match node:
             case Sample(dist):
                 yield path, f"it draws `{dist}` in every iteration"
@@ -131,8 +143,23 @@ def moving(expr: Expr, still: frozenset[str], state: frozenset[str]) -> Iterator
                 yield path, f"it reads `{name}`, which moves from iteration to iteration"
             case Price():
                 yield path, "it reads `Price`"
+            case StageState("BudgetLeft", other) if "BudgetLeft" in state and other != stage:
+                yield path, f"it reads `BudgetLeft` of the stage `{other}`, whose iterations go on meanwhile"
             case PoolState(fun) | StageState(fun) if fun not in state:
                 yield path, f"it reads `{fun}`, which may change with every iteration"
+
+
+def _is_cap(node: object) -> bool:
+    """Whether a node is `Used + Free` of one pool: its cap, however the parts move."""
+    if not isinstance(node, Binary) or node.op != "Add":
+        return False
+    a, b = node.a, node.b
+    both = isinstance(a, PoolState) and isinstance(b, PoolState) and a.pool == b.pool
+    return both and {a.fun, b.fun} == {"Used", "Free"}  # type: ignore[union-attr]
+
+
+def _reads_state(expr: Expr | None) -> bool:
+    return any(isinstance(node, Ctx | PoolState | StageState | Price) for _, node in walk(expr))
 
 
 def _draws(expr: Expr | None) -> bool:
@@ -147,7 +174,7 @@ def _head_obstacles(program: Program, stage: str) -> Iterator[Obstacle]:
         for k, key in enumerate(pool.queue.keys):
             if k == 0 and key == Unary("Neg", Ctx("Waited")):
                 continue  # everybody waits equally much longer: their order stays
-            for path, why in moving(key, STILL, STILL_FOR_HEAD):
+            for path, why in moving(key, STILL, STILL_FOR_HEAD, stage):
                 yield Obstacle(f"$.pools[{i}].queue.keys[{k}]{path}", why)
         for s, scope in enumerate(program.scopes):
             if not scope.takes or scope.takes[0].pool != pool.name:
@@ -156,5 +183,5 @@ def _head_obstacles(program: Program, stage: str) -> Iterator[Obstacle]:
             for k, take in enumerate(scope.takes):
                 parts += [(f".takes[{k}].units", take.units), (f".takes[{k}].reserve", take.reserve)]
             for where, expr in parts:
-                for path, why in moving(expr, STILL, STILL_FOR_HEAD):
+                for path, why in moving(expr, STILL, STILL_FOR_HEAD, stage):
                     yield Obstacle(f"$.scopes[{s}]{where}{path}", why)

@@ -620,4 +620,4 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
     w.put("pc", slot, reentry, on)
     w.make_ready(slot, on)
     if w.has("run_ready"):
-        w.pick(on & w.planning, run_ready=True)
+        w.pick(on & w.planning, run_ready=True, joined=True)

@@ -40,6 +40,8 @@ from .xla import prepare
 
 #: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
 TURNS_A_CALL = 10_000
+#: Units of the largest blocks that windows are used with.
+MOST_PHASES = 256
 #: Instances of one unit of work on a CPU. One size for every batch, so that a program compiles once.
 UNIT = 16
 
@@ -201,7 +203,11 @@ class Batch:
         slots = 32
         while slots < known + 1:
             slots *= 2
-        return Capacities(slots=slots)
+        blocks = [number(p, pool.block) or 0 for p in self.programs for pool in p.pools if pool.block is not None]
+        phases = 16
+        while phases < min(max([0, *blocks]), MOST_PHASES):
+            phases *= 2
+        return Capacities(slots=slots, phases=phases)
 
     def run(self, capacities: Capacities | None, progress: SharedProgress) -> list[RawRun | None]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""

@@ -300,6 +300,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "chunk": full((), 0.0, f64),
             "listed": full((), 0, i64),
             "preempting": full((), False, bool),
+            "joined": full((), False, bool),  # somebody was admitted in this plan
             "stopped": full((), False, bool),
             "iterations": full((T,), 0, i64),
             "prefill_only_tick": full((T,), 0, i64),

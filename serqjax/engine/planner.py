@@ -56,7 +56,7 @@ def start_plan(w: Lane) -> None:
         w.fail(begins & ~((budget >= -1e-9) & (chunk >= -1e-9)), Fault.bad_amount, -1, found)
         w.pick(
             begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
-            chunk=chunk, listed=0, preempting=False, owed=0.0, stopped=False,
+            chunk=chunk, listed=0, preempting=False, owed=0.0, stopped=False, joined=False,
         )  # fmt: skip
         if w.has("phases"):
             give_all(w, begins)

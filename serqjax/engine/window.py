@@ -47,6 +47,8 @@ def coalesce(w: Lane, over: Array, refused: Array) -> None:
         if not w.plan.licence(stage).windows:
             continue
         on = over & (w.cursor == stage) & ~w.preempting & ~w.stopped
+        if not w.plan.licence(stage).newcomers:
+            on = on & ~w.joined  # the next plan may order or limit otherwise
         if w.has("watching"):
             on = on & ~w.watching
         (on,) = w.fence(on & w.residents(lambda w, stage=stage: alike(w, stage) > 1))
@@ -61,7 +63,8 @@ def coalesce(w: Lane, over: Array, refused: Array) -> None:
 def alike(w: Lane, stage: int) -> Array:
     """How many iterations may have the tokens of the planned one, as far as the work of its residents goes."""
     listed = (w.stage == stage) & (w.give_key >= 0)
-    return jnp.min(jnp.where(listed, jnp.floor(w.work / jnp.where(listed, w.given, 1.0)), float(LONGEST)))
+    least_left = jnp.min(jnp.where(listed, jnp.floor(w.work / jnp.where(listed, w.given, 1.0)), float(LONGEST)))
+    return jnp.where(jnp.any(listed), least_left, 0.0)
 
 
 def pass_alike(w: Lane, stage: int, on: Array, refused: Array, until: Array) -> None:
