@@ -73,6 +73,23 @@ def pass_alike(w: Lane, stage: int, on: Array, refused: Array, until: Array) -> 
     batch.settle(batch.run())
 
 
+def solve(ticks: Array, rest: Array, cost: Array) -> Array:
+    """How many iterations of equal `cost` (2**-20 ticks) end before `ticks` have passed, from remainder `rest` on.
+
+    Of spans above 2**41 ticks, those that end before 2**41.
+    """
+    return ((jnp.minimum(ticks, LONGEST_TICKS) << FIXED_BITS) - 1 - rest) // jnp.maximum(cost, 1)
+
+
+def advance(j: Array, rest: Array, cost: Array) -> tuple[Array, Array]:
+    """Ticks that j iterations of equal `cost` last together, and the remainder after them.
+
+    Each lasts `cost >> 20` ticks or one more.
+    """
+    total = rest + j * cost
+    return total >> FIXED_BITS, total & ((1 << FIXED_BITS) - 1)
+
+
 class Moving(NamedTuple):
     """What moves inside a window, at the start of iteration i; int64 scalars but for `floats` and `itl`.
 
@@ -260,11 +277,9 @@ class Composition:
     def next(self, m: Moving) -> Moving:
         """Pass iteration i and those like it before the next growth; then what grows, grows."""
         w = self.w
-        time = (jnp.minimum(self.until - m.now, LONGEST_TICKS) << FIXED_BITS) - 1 - m.rest
-        in_time = jnp.where(self.flat, time // jnp.maximum(m.cost, 1), 1)
+        in_time = jnp.where(self.flat, solve(self.until - m.now, m.rest, m.cost), 1)
         j = jnp.minimum(jnp.minimum(m.steady + m.fits, self.most - m.i), in_time)
-        total = m.rest + j * m.cost
-        span = total >> FIXED_BITS
+        span, rest = advance(j, m.rest, m.cost)
         counted = jnp.where(w.warm, span, 0)
         gaps = self.record(m.gaps, m.cost >> FIXED_BITS, j, span)
         used_tick, cached_tick = m.used_tick, m.cached_tick
@@ -288,14 +303,14 @@ class Composition:
         phase = self.wrap(m.phase + jnp.where(m.steady < LONGEST, j, 0))
         steady, growth = self.ahead(i, phase, prefill)
         return Moving(
-            i, m.now + span, total & ((1 << FIXED_BITS) - 1), self.price(kvb, kvp, attn2, positions), used, cached,
-            m.evicted + evicted, kvb, kvp, attn2, positions, prefill, phase, steady, growth,
-            self.fit(used, cached, growth), used_tick, cached_tick, floats, gaps,
+            i, m.now + span, rest, self.price(kvb, kvp, attn2, positions), used, cached, m.evicted + evicted, kvb, kvp,
+            attn2, positions, prefill, phase, steady, growth, self.fit(used, cached, growth), used_tick, cached_tick,
+            floats, gaps,
         )  # fmt: skip
 
     def record(self, gaps: Gaps, shorter: Array, j: Array, span: Array) -> Gaps:
-        """Count the gaps of j iterations of equal cost: they last `shorter` ticks or one more, together `span`."""
-        longer = span - j * shorter  # how many last one more
+        """Count the gaps of j iterations of equal cost: they last `shorter` ticks, or one more, together `span`."""
+        longer = span - j * shorter
         least = shorter + (longer == j)
         greatest = shorter + (longer > 0)
 
@@ -352,7 +367,7 @@ class Composition:
         )  # fmt: skip
 
         def goes_on(m: Moving) -> Array:
-            ends = m.now + ((m.rest + m.cost) >> FIXED_BITS) < self.until
+            ends = m.now + advance(jnp.int64(1), m.rest, m.cost)[0] < self.until
             return self.ok & (m.i < self.most) & ends & (m.fits | (m.steady > 0))
 
         return lax.while_loop(goes_on, self.next, start)
