@@ -488,7 +488,7 @@ def take_entries(w: Lane, pool: int, units: Array) -> None:
         size = load(sizes, row)
         amount = jnp.minimum(size, left)
         rest = jnp.where(size - amount <= EPS, 0.0, size - amount)
-        return left - amount, store(sizes, row, rest, True), gone + (rest <= 0)
+        return left - amount, store(sizes, row, rest, jnp.bool_(True)), gone + (rest <= 0)
 
     _, w.entry_size, gone = lax.while_loop(lacks, take, (units, w.entry_size, jnp.int64(0)))
     w.add("cached", pool, -units, jnp.bool_(True))

@@ -287,21 +287,24 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.stage_prefills = jnp.where(hot, 0, w.stage_prefills)
 
 
+#: Keys of rows to come, the ready list, confirmation orders, the next number of both.
+_Numbering = tuple[Array, Array, Array, Array, Array]
+
+
 def number_in_list_order(w: Lane, done: Array, settled: Array) -> None:
     """Finished jobs join the ready list, and first tokens are confirmed, in the order of the iteration's list."""
     keys = jnp.where(done | settled, pack(w.give_key, jnp.arange(done.shape[0])), FAR)
-    Carry = tuple[Array, Array, Array, Array, Array]
 
-    def remain(carry: Carry) -> Array:
+    def remain(carry: _Numbering) -> Array:
         return jnp.min(carry[0]) < FAR
 
-    def number(carry: Carry) -> Carry:
+    def number(carry: _Numbering) -> _Numbering:
         keys, ready, confirm_order, ready_seq, order_seq = carry
         _, slot = least(keys)
         finished, confirms = load(done, slot), load(settled, slot)
         ready = store(ready, slot, pack(ready_seq, slot), finished)
         confirm_order = store(confirm_order, slot, order_seq, confirms)
-        return store(keys, slot, FAR, True), ready, confirm_order, ready_seq + finished, order_seq + confirms
+        return store(keys, slot, FAR, jnp.bool_(True)), ready, confirm_order, ready_seq + finished, order_seq + confirms
 
     _, w.ready, w.confirm_order, w.ready_seq, w.order_seq = lax.while_loop(
         remain, number, (keys, w.ready, w.confirm_order, w.ready_seq, w.order_seq)
@@ -326,9 +329,8 @@ def count_gaps(w: Lane, stage: Array, timed: Array, gap: Array, began: Array) ->
     new = jnp.stack([row[0] + n, jnp.minimum(row[1], length), jnp.maximum(row[2], length)])
     w.put("itl", at, new, n > 0)
     rows = jnp.stack([jnp.broadcast_to(stage.astype(jnp.int64), gap.shape), gap], axis=1)
-
     w.gaps, w.gaps_n = lax.cond(
-        w.lanes.any(jnp.any(odd)), lambda held: append_rows(*held, rows, odd), lambda held: held, (w.gaps, w.gaps_n)
+        w.lanes.any(jnp.any(odd)), lambda g, n: append_rows(g, n, rows, odd), lambda g, n: (g, n), w.gaps, w.gaps_n
     )
 
 

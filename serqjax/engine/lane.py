@@ -408,7 +408,7 @@ class Lane:
 
     __slots__ = ("s", "plan", "job", "data", "tape", "go", "lanes")
 
-    def __init__(self, state: dict[str, Array], plan: Plan, job: Job, data: Data, tape: Tape, go: Any, lanes: Any):
+    def __init__(self, state: dict[str, Any], plan: Plan, job: Job, data: Data, tape: Tape, go: Any, lanes: Any):
         for name, value in (
             ("s", dict(state)), ("plan", plan), ("job", job), ("data", data), ("tape", tape), ("go", go),
             ("lanes", lanes),
@@ -450,7 +450,6 @@ class Lane:
 
         **Returns:** what `phase` returns, or `otherwise`, which has the same structure; () for None.
         """
-
         tables = {name: x for name, x in self.s.items() if isinstance(x, AbstractTable)}
         carried = {name: x for name, x in self.s.items() if name not in tables}
 
