@@ -266,3 +266,24 @@ def run_together(sources: Sequence[Mapping[str, Any] | Program]) -> list[tuple[P
 def run_everywhere(source: Mapping[str, Any] | Program) -> tuple[Program, RawRun]:
     """`run_together` of one program."""
     return run_together([source])[0]
+
+
+def exact_difference(a: Any, b: Any, place: str = "run") -> str | None:
+    """The first place where two results are not equal, whatever they are made of; NaN equals NaN."""
+    if dataclasses.is_dataclass(a):
+        pairs = [(f"{place}.{f.name}", getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)]
+    elif isinstance(a, np.ndarray):
+        if a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes():
+            return None
+        at = np.flatnonzero(a != b)[:1] if a.shape == b.shape else []
+        return f"{place}: {a.shape} and {b.shape}, first at {at}: {a[at]} and {b[at]}"
+    elif isinstance(a, list | tuple) and len(a) == len(b):
+        pairs = [(f"{place}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b))]
+    elif isinstance(a, dict) and set(a) == set(b):
+        pairs = [(f"{place}[{k}]", a[k], b[k]) for k in a]
+    else:
+        return None if a == b or (a != a and b != b) else f"{place}: {a!r} and {b!r}"
+    for where, x, y in pairs:
+        if where != "run.extra" and (found := exact_difference(x, y, where)):
+            return found
+    return None

@@ -16,19 +16,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from compare_runs import as_program
+from compare_runs import as_program, exact_difference
 from generate import NAMES, STRUCTURES, Json, add, call, ctx, engine, mul, num, variant
 from helpers import ROOT, shared_dir
 from make_vllm_data import plain
 
 import serqjax as sq
+from serqjax import ir
 from serqjax.check.licence import licence
 from serqjax.costs import Cost
 from serqjax.engine import Capacities, simulate_many
-from serqjax.engine import host as engine_host
 from serqjax.ir.expr import Num
 from serqjax.ir.program import Program, Step
-from serqjax.report.raw import RawRun
+from serqjax.report.raw import RawRun, Verdict
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import vllm_scenario  # noqa: E402
@@ -36,58 +36,8 @@ import vllm_scenario  # noqa: E402
 # ---------------------------------------------------------------- comparing
 
 
-def difference(a: Any, b: Any, place: str = "run") -> str | None:
-    """The first place where two results are not equal, whatever they are made of; NaN equals NaN."""
-    if dataclasses.is_dataclass(a):
-        pairs = [(f"{place}.{f.name}", getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)]
-    elif isinstance(a, np.ndarray):
-        if a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes():
-            return None
-        at = np.flatnonzero(a != b)[:1] if a.shape == b.shape else []
-        return f"{place}: {a.shape} and {b.shape}, first at {at}: {a[at]} and {b[at]}"
-    elif isinstance(a, list | tuple) and len(a) == len(b):
-        pairs = [(f"{place}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b))]
-    elif isinstance(a, dict) and set(a) == set(b):
-        pairs = [(f"{place}[{k}]", a[k], b[k]) for k in a]
-    else:
-        return None if a == b or (a != a and b != b) else f"{place}: {a!r} and {b!r}"
-    for where, x, y in pairs:
-        if where != "run.extra" and (found := difference(x, y, where)):
-            return found
-    return None
-
-
-class Turns:
-    """Counts the turns of the compiled loop, all instances together."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.counts: list[int] = []
-        inner = engine_host.loop
-
-        def loop(*given: Any) -> Callable[..., Any]:
-            run = inner(*given)
-
-            def counted(*args: Any) -> Any:
-                state, done = run(*args)
-                self.counts.append(int(done))
-                return state, done
-
-            return counted
-
-        monkeypatch.setattr(engine_host, "loop", loop)
-
-    def take(self) -> int:
-        total, self.counts = sum(self.counts), []
-        return total
-
-
-@pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
-    return Turns(monkeypatch)
-
-
 def both_ways(
-    programs: Sequence[Program], turns: Turns, seeds: Sequence[int] | None = None, capacities: Capacities | None = None
+    programs: Sequence[Program], seeds: Sequence[int] | None = None, capacities: Capacities | None = None
 ) -> tuple[int, int, int]:
     """Run them with windows and without, and compare.
 
@@ -95,15 +45,15 @@ def both_ways(
     """
     chosen = [p.seed for p in programs] if seeds is None else list(seeds)
     with_windows = simulate_many(list(programs), chosen, capacities=capacities)
-    fewer = turns.take()
     one_by_one = simulate_many(list(programs), chosen, capacities=capacities, coalesce=False)
-    more = turns.take()
-    iterations = 0
+    fewer = more = iterations = 0
     for i, (a, b) in enumerate(zip(with_windows, one_by_one, strict=True)):
         assert a is not None and b is not None
-        found = difference(a, b)
+        found = exact_difference(a, b)
         assert found is None, f"program {i} (seed {chosen[i]}), with windows and without: {found}"
         iterations += sum(stage.iterations for stage in b.stages)
+        fewer += a.extra["turns"]
+        more += b.extra["turns"]
     return fewer, more, iterations
 
 
@@ -117,7 +67,7 @@ def test_every_difference_is_seen() -> None:
     import oracle
 
     run = oracle.simulate(as_program(STRUCTURES["two_turns_cached"](Random(1))))
-    assert difference(run, run) is None
+    assert exact_difference(run, run) is None
     for field in dataclasses.fields(RawRun):
         value = getattr(run, field.name)
         if isinstance(value, np.ndarray):
@@ -127,7 +77,7 @@ def test_every_difference_is_seen() -> None:
             changed = [*value[:-1], dataclasses.replace(value[-1], wait_tick=value[-1].wait_tick + 1)]
         else:
             changed = "another"
-        seen = difference(run, dataclasses.replace(run, **{field.name: changed}))
+        seen = exact_difference(run, dataclasses.replace(run, **{field.name: changed}))
         nothing = field.name == "extra" or (isinstance(value, np.ndarray) and not len(value))
         assert (seen is None) == nothing, field.name
 
@@ -194,7 +144,7 @@ def vllm_program(rng: Random) -> Program:
             for _ in range(rng.choice([1, 1, 2, 4]))
         )
         longest = max(longest, int(sum(new + tokens for new, tokens, _ in turns)))
-        sessions.append(vllm_scenario.Session(f"s{i}", seconds(60.0 * step), turns))
+        sessions.append(vllm_scenario.Session(f"s{i}", seconds(60.0 * step)))
     room = rng.choice([0.7, 1.0, 1.2, 2.0, 4.0])
     deployment = sq.deployments.vllm(
         max_num_seqs=rng.choice([1, 2, 4, 8]), max_num_batched_tokens=rng.choice([4, 16, 64, 256, 2048]),
@@ -242,22 +192,22 @@ def test_there_are_enough_programs() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_generated_programs(name: str, turns: Turns) -> None:
-    fewer, more, _ = both_ways(programs_of(name, PER_QUICK), turns, capacities=ALL_BLOCKS)
+def test_generated_programs(name: str) -> None:
+    fewer, more, _ = both_ways(programs_of(name, PER_QUICK), capacities=ALL_BLOCKS)
     assert fewer < more
 
 
-def test_generated_vllm_engines(turns: Turns) -> None:
+def test_generated_vllm_engines() -> None:
     """Decodes are long: several iterations pass in a turn of the loop. Some programs deadlock before their horizon."""
-    fewer, more, iterations = both_ways(programs_of("vllm", 300), turns, capacities=ALL_BLOCKS)
+    fewer, more, iterations = both_ways(programs_of("vllm", 300), capacities=ALL_BLOCKS)
     assert fewer < iterations / 2 and fewer < more / 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_more_structures(name: str, turns: Turns) -> None:
+def test_more_structures(name: str) -> None:
     programs = programs_of(name, PER_STRUCTURE)
-    fewer, more, _ = both_ways(programs, turns, capacities=ALL_BLOCKS)
+    fewer, more, _ = both_ways(programs, capacities=ALL_BLOCKS)
     assert fewer < more if licensed(programs[0]) else fewer == more
 
 
@@ -276,11 +226,11 @@ CORPUS_QUICK = {"vllm_multi_tight", "det_preempt_decode_cached"}
 
 
 @pytest.mark.parametrize("name", [n if n in CORPUS_QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CORPUS])
-def test_corpus(name: str, turns: Turns) -> None:
+def test_corpus(name: str) -> None:
     folder = shared_dir() / "programs" / name
     program = as_program((folder / "program.ir14.json").read_text(), folder=folder)
     seeds = [program.seed, 1, 2, 3_000_000_019]
-    fewer, more, iterations = both_ways([program] * len(seeds), turns, seeds)
+    fewer, more, iterations = both_ways([program] * len(seeds), seeds)
     if licensed(program):
         assert fewer < more
     if name.startswith("vllm_") or name == "text_vllm":
@@ -290,24 +240,67 @@ def test_corpus(name: str, turns: Turns) -> None:
 RECORDED = [json.loads(line) for line in (ROOT / "tests/data/vllm/recorded.jsonl").read_text().splitlines()]
 
 
-def scenarios_both_ways(scenarios: Sequence[dict[str, Any]], version: str, turns: Turns) -> None:
+def scenarios_both_ways(scenarios: Sequence[dict[str, Any]], version: str) -> None:
     programs = [vllm_scenario.program_of(scenario, version)[0] for scenario in scenarios]
-    fewer, more, iterations = both_ways(programs, turns)
+    fewer, more, iterations = both_ways(programs)
     assert fewer < more and fewer < 2 * iterations
 
 
 @pytest.mark.parametrize("version", ["0.33.0", pytest.param("0.11.2", marks=pytest.mark.slow)])
-def test_recorded_scenarios(version: str, turns: Turns) -> None:
-    scenarios_both_ways([item["scenario"] for item in RECORDED if version in item["results"]], version, turns)
+def test_recorded_scenarios(version: str) -> None:
+    scenarios_both_ways([item["scenario"] for item in RECORDED if version in item["results"]], version)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.33.0", "0.11.2"])
-def test_every_scenario(version: str, turns: Turns) -> None:
+def test_every_scenario(version: str) -> None:
     """First come first served, no prefix shared between requests."""
     folder = shared_dir() / "oracle/vllm"
     scenarios = [json.loads(path.read_text()) for path in sorted((folder / "scenarios").glob("*.json"))]
     scenarios += [json.loads(line)["scenario"] for line in (folder / "random.jsonl").read_text().splitlines()]
     chosen = [scenario for scenario in scenarios if plain(scenario)]
     assert len(chosen) >= 130
-    scenarios_both_ways(chosen, version, turns)
+    scenarios_both_ways(chosen, version)
+
+
+# ---------------------------------------------------------------- at the limits
+
+
+def engine_of(cost: ir.Expr, out: int, horizon_s: float) -> Program:
+    """Three sessions decode on one engine; each holds one growing block after the other."""
+    hold = ir.Scope(name="hold", takes=(ir.Take(pool="kv", units=Num(1.0)),), reentry="decode")
+    states = (
+        ir.State(name="ask", exit=ir.Enter("hold")),
+        ir.State(name="decode", scope="hold", exit=ir.Run("gpu", "Decode", Num(float(out)), "leave", "kv")),
+        ir.State(name="leave", scope="hold", exit=ir.Leave("end")),
+        ir.State(name="end", exit=ir.End()),
+    )
+    return Program(
+        attrs=(), observes=(), pools=(ir.Pool(name="kv", cap=Num(1e6), block=Num(4.0)),), scopes=(hold,),
+        stages=(ir.Stage(name="gpu", kind=Step(budget=Num(64.0), cost=cost, memory="kv")),), states=states, start="ask",
+        arrival=ir.Listed(at=(0.0, 0.5, 4.0)), horizon_s=Num(horizon_s),
+    )  # fmt: skip
+
+
+def test_iterations_longer_than_one_step_of_a_window() -> None:
+    """3,000 s an iteration: more than 2**41 ticks."""
+    program = engine_of(ir.Binary("Add", Num(3000.0), ir.Binary("Mul", Num(1e-3), ir.Ctx("Ndec"))), 40, 1e6)
+    fewer, more, iterations = both_ways([program])
+    assert fewer < more and iterations == 41  # the two late ones join the second
+
+
+def test_a_cost_that_stands_still_but_does_not_fit_into_a_window() -> None:
+    """3e6 s an iteration in float64: 2**20 times its ticks leave 64 bits."""
+    per_decoder = ir.Call("Ceil", (ir.Binary("Mul", Num(3e6), ir.Ctx("Ndec")),))
+    _, _, iterations = both_ways([engine_of(per_decoder, 4, 1e8)])
+    assert iterations == 5
+
+
+def test_a_cost_that_falls_to_nothing_inside_a_window() -> None:
+    """It is the error of the iteration that costs nothing, with or without windows, and nothing after it."""
+    falling = ir.Binary("Sub", Num(0.05), ir.Binary("Mul", Num(1e-3), ir.Ctx("Kvb")))
+    program = engine_of(falling, 400, 100.0)
+    both_ways([program])
+    (run,) = simulate_many([program], [0])
+    assert run is not None and run.verdict == Verdict.error and "cost 0" in run.cause
+    assert 10 < run.stages[0].iterations < 60

@@ -223,7 +223,9 @@ class Composition:
         if self.shape is None:
             sums = self.sums(jnp.int64(0), jnp.int64(0), jnp.int64(0), jnp.int64(0))
             floats = {name: value.astype(jnp.float64) for name, value in sums.items()}
-            (self.still,) = w.fence(float_cost(w, stage, floats, None, self.ok)[0])
+            still, _ = float_cost(w, stage, floats, None, self.ok)
+            # in 2**-20 ticks it must fit into 64 bits
+            self.still, self.ok = w.fence(still, self.ok & (still < LONGEST_TICKS))
         # Does the cost stand still while no unit is added? And do float integrals stay whole, so that they may be
         # added up in larger parts without another rounding?
         flat = n_prefill == 0
@@ -277,7 +279,8 @@ class Composition:
     def next(self, m: Moving) -> Moving:
         """Pass iteration i and those like it before the next growth; then what grows, grows."""
         w = self.w
-        in_time = jnp.where(self.flat, solve(self.until - m.now, m.rest, m.cost), 1)
+        # the first one ends in time (`goes_on`), also where it lasts longer than `solve` looks ahead
+        in_time = jnp.where(self.flat, jnp.maximum(solve(self.until - m.now, m.rest, m.cost), 1), 1)
         j = jnp.minimum(jnp.minimum(m.steady + m.fits, self.most - m.i), in_time)
         span, rest = advance(j, m.rest, m.cost)
         counted = jnp.where(w.warm, span, 0)
@@ -368,7 +371,8 @@ class Composition:
 
         def goes_on(m: Moving) -> Array:
             ends = m.now + advance(jnp.int64(1), m.rest, m.cost)[0] < self.until
-            return self.ok & (m.i < self.most) & ends & (m.fits | (m.steady > 0))
+            # an iteration that costs nothing is an error of the program: its start says so
+            return self.ok & (m.i < self.most) & ends & (m.cost > 0) & (m.fits | (m.steady > 0))
 
         return lax.while_loop(goes_on, self.next, start)
 
