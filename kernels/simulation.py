@@ -107,7 +107,10 @@ def _kernel_loop(plan: Plan, config: Config, interpret: bool, warps: int, barrie
                 values[name] = RefTable(given[name], 0, given[name].shape, given[name].dtype)
             one = Job(**values)
             script = given["script"]
-            replay: Any = Tape(base=given["base"][0], script=RefTable(script, 0, script.shape, script.dtype))  # type: ignore[arg-type]
+            columns: dict[str, Any] = {
+                "base": given["base"][0], "script": RefTable(script, 0, script.shape, script.dtype),
+            }  # fmt: skip
+            replay = Tape(**columns)
 
             def body(carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
                 s, k = carry
@@ -218,7 +221,7 @@ def lower(program: Any, batch: int, platform: str = "cuda", **options: Any) -> A
         return jax.ShapeDtypeStruct((batch, *shape), dtype)
 
     with settings():
-        state = Packed({dtype: array(dtype, len(x)) for dtype, x in row.items()}, layout)  # type: ignore[misc]
+        state = Packed({dtype: array(dtype, len(x)) for dtype, x in row.items()}, layout)
         job = Job(
             numbers=array("float64", len(numbers)), integers=array("int64", len(integers)), horizon=array("int64"),
             warmup=array("int64"), limit=array("int64"), which=array("int32"), seed=array("uint64"), stop=array("bool"),

@@ -61,8 +61,7 @@ def test_refuses_what_has_no_kernel():
 def test_bench_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     import jax
 
-    if jax.default_backend() == "gpu":
-        pytest.skip("there is a GPU here")
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")  # whatever is here
     monkeypatch.setattr("sys.argv", ["gpu.py"])
     assert main() == 2
     out = capsys.readouterr().out

@@ -241,15 +241,17 @@ def timed(program: p.Program, batch: int, kernel: bool, deadline: float) -> dict
         plan, numbers, integers = make_plan(program)
         cap = lane.Capacities(samples=ROWS, requests=ROWS, phases=0)
         layout, first, memory = host.beginning(plan, cap)
-        horizon, warmup, limit = host._ends(program)
+        horizon, warmup, limit = host.run_bounds(program)
         same: dict[str, Any] = {
             "numbers": np.asarray(numbers, np.float64), "integers": np.asarray(integers, np.int64),
             "horizon": np.int64(horizon), "warmup": np.int64(warmup), "limit": np.int64(limit),
             "which": np.int32(0), "stop": np.bool_(False),
         }  # fmt: skip
-        columns = {name: np.repeat(np.asarray(x)[None], batch, axis=0) for name, x in same.items()}
-        job = jax.device_put(lane.Job(seed=np.arange(1, batch + 1, dtype=np.uint64), **columns))  # type: ignore[arg-type]
-        tape = jax.device_put(lane.Tape(base=np.zeros(batch, np.int64), script=np.zeros((batch, 1), np.int32)))  # type: ignore[arg-type]
+        columns: dict[str, Any] = {name: np.repeat(np.asarray(x)[None], batch, axis=0) for name, x in same.items()}
+        columns["seed"] = np.arange(1, batch + 1, dtype=np.uint64)
+        job = jax.device_put(lane.Job(**columns))
+        replayed: dict[str, Any] = {"base": np.zeros(batch, np.int64), "script": np.zeros((batch, 1), np.int32)}
+        tape = jax.device_put(lane.Tape(**replayed))
         data = jax.device_put(host.session_data([program]))
         rows = jax.device_put({dtype: np.repeat(row[None], batch, axis=0) for dtype, row in first.items()})
         state = Packed(rows, layout)

@@ -16,13 +16,11 @@ from typing import Any, Literal
 from ..ir.expr import Attr, Binary, Call, Cond, Ctx, Expr, Inf, PoolState, Price, Sample, StageState, Unary
 from ..ir.fixed import stage_form
 from ..ir.program import (
-    EVICT_LRU,
     Branch,
     Delay,
     Drop,
     Fifo,
     Grow,
-    Order,
     ProcessorSharing,
     Program,
     Require,
@@ -30,6 +28,7 @@ from ..ir.program import (
     Run,
     Step,
     Turn,
+    is_lru,
 )
 from ..ir.structure import skeleton, walk
 from .bounds import Bound, bounds, most_live
@@ -271,11 +270,6 @@ def erlang_stages(draw: Sample) -> int:
     k = draw.args[0]
     value = getattr(k, "value", None)
     return max(1, int(value)) if type(k).__name__ == "Num" and value is not None else -1
-
-
-def is_lru(order: Order) -> bool:
-    """Whether an eviction order is by release: `Last` and the release number, or the release number alone."""
-    return order == EVICT_LRU or not order.keys
 
 
 def read_contexts(node: Any) -> tuple[str, ...]:

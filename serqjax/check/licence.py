@@ -12,13 +12,12 @@ stands still), and nothing draws. The licence concerns structure alone; numbers 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 from ..ir.expr import Binary, Ctx, Expr, PoolState, Price, Sample, StageState, Unary
 from ..ir.fixed import stage_form
-from ..ir.program import Program, Run, Step
+from ..ir.program import Program, Run, Step, is_lru
 from ..ir.structure import walk
 
 #: Context variables of a step stage that stand still while its composition does.
@@ -60,7 +59,6 @@ class Licence:
     obstacles: tuple[Obstacle, ...]
 
 
-@functools.lru_cache(maxsize=256)
 def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Licence:
     """The licence of step stage number `stage` of a valid program.
 
@@ -95,13 +93,13 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
         spec = program.pools[pool]
         if spec.block is None:
             evict.append(Obstacle(f"$.pools[{pool}].block", "the pool has no block, so whole entries are evicted"))
-        if spec.evict.keys not in ((Ctx("Last"),), ()):
+        if not is_lru(spec.evict):
             evict.append(Obstacle(f"$.pools[{pool}].evict", "entries are not evicted in release order"))
     head = list(_head_obstacles(program, program.stages[stage].name))
     growth = [*several, *by_states]
     return Licence(
         windows=not (plan or order or cost or growth),
-        at_once=not (plan or keyed or growth) and not any(_draws(e) for e in (kind.budget, kind.chunk)),
+        at_once=not (plan or keyed or growth),
         evicts=pool >= 0 and not evict,
         head_stays=not head,
         newcomers=not (kind.serve.keys or _reads_state(kind.budget) or _reads_state(kind.chunk)),
@@ -151,19 +149,14 @@ def moving(
 
 def _is_cap(node: object) -> bool:
     """Whether a node is `Used + Free` of one pool: its cap, however the parts move."""
-    if not isinstance(node, Binary) or node.op != "Add":
-        return False
-    a, b = node.a, node.b
-    both = isinstance(a, PoolState) and isinstance(b, PoolState) and a.pool == b.pool
-    return both and {a.fun, b.fun} == {"Used", "Free"}  # type: ignore[union-attr]
+    match node:
+        case Binary("Add", PoolState(a, pool), PoolState(b, other)):
+            return pool == other and {a, b} == {"Used", "Free"}
+    return False
 
 
 def _reads_state(expr: Expr | None) -> bool:
     return any(isinstance(node, Ctx | PoolState | StageState | Price) for _, node in walk(expr))
-
-
-def _draws(expr: Expr | None) -> bool:
-    return any(isinstance(node, Sample) for _, node in walk(expr))
 
 
 def _head_obstacles(program: Program, stage: str) -> Iterator[Obstacle]:

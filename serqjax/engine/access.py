@@ -47,7 +47,7 @@ class AbstractTable(abc.ABC):
         """The element at `place`, an index for each axis, clamped."""
 
     @abc.abstractmethod
-    def store(self, place: tuple[Any, ...], value: Any, mask: Any) -> AbstractTable:
+    def store(self, place: tuple[Any, ...], value: Any, mask: Any) -> Any:
         """Replace the element at `place` where `mask`."""
 
     @abc.abstractmethod
@@ -99,7 +99,7 @@ def stack_like(table: Array, values: Sequence[Any]) -> Array:
 def store(table: Array, index: Array, value: Any, mask: Array) -> Array:
     """The table with row `index` replaced where `mask`."""
     if isinstance(table, AbstractTable):
-        return table.store((index,), value, mask)  # type: ignore[return-value]
+        return table.store((index,), value, mask)
     new = jnp.where(mask, value, load(table, index))
     return lax.dynamic_update_index_in_dim(table, new, index, 0, allow_negative_indices=False)
 
@@ -120,7 +120,7 @@ def load_at(table: Array, row: Array, column: Array) -> Array:
 def store_at(table: Array, row: Array, column: Array, value: Any, mask: Array) -> Array:
     """The table with one element replaced where `mask`."""
     if isinstance(table, AbstractTable):
-        return table.store((row, column), value, mask)  # type: ignore[return-value]
+        return table.store((row, column), value, mask)
     new = jnp.where(mask, jnp.asarray(value).astype(table.dtype), load_at(table, row, column))
     return lax.dynamic_update_slice(table, new.reshape(1, 1), (row, column), allow_negative_indices=False)
 

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from .access import FAR, pack, unpack_slot
 from .admission import EPS, take_entries
 from .lane import Lane
-from .views import cap, round_up
+from .views import cap, round_up, wanted
 
 
 def give_all(w: Lane, begins: Array) -> None:
@@ -34,8 +34,7 @@ def give_all(w: Lane, begins: Array) -> None:
 def _give_all(w: Lane, stage: int, on: Array) -> None:
     plan, licence = w.plan, w.plan.licence(stage)
     here = w.stage == stage
-    prefill = jnp.where(w.chunk > 0, jnp.minimum(w.work, w.chunk), w.work)
-    want = jnp.where(here, jnp.where(w.mode == 1, jnp.minimum(1.0, w.work), prefill), 0.0)
+    want = jnp.where(here, wanted(w.work, w.mode, w.chunk), 0.0)
     ok = on & jnp.all(want == jnp.floor(want)) & (w.left == jnp.floor(w.left)) & (w.left > 0)
     latest = jnp.max(jnp.where(here, pack(w.adm, jnp.arange(w.adm.shape[0])), -1))
     last = unpack_slot(latest)

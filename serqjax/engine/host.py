@@ -168,7 +168,7 @@ class Batch:
     data: Data
     stop: bool
     coalesce: bool
-    make_loop: Callable[[Plan, Config], Any] | None = None  # instead of `loop`: another implementation of it
+    make_loop: Callable[[Plan, Config], Any] = loop  # or another implementation of it
 
     @classmethod
     def build(
@@ -191,7 +191,7 @@ class Batch:
             seeds=seeds,
             numbers=np.asarray([made[id(p)][1] for p in unique], np.float64).reshape(len(unique), -1),
             integers=np.asarray([made[id(p)][2] for p in unique], np.int64).reshape(len(unique), -1),
-            ends=np.asarray([_ends(p) for p in unique], np.int64),
+            ends=np.asarray([run_bounds(p) for p in unique], np.int64),
             data=jax.device_put(session_data(unique)),
             stop=stop,
             coalesce=coalesce,
@@ -213,7 +213,8 @@ class Batch:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
         results: list[RawRun | None] = [None] * len(self.seeds)
         todo = list(range(len(self.seeds)))
-        cap = capacities or _learned.get(self.plan, self.auto())
+        first = self.auto()
+        cap = capacities or _union(first, _learned.get(self.plan, first))
         size = len(todo) if self.config.together else UNIT
         stop = threading.Event()
         workers = 1 if self.config.together else max(1, min(cores(), -(-len(todo) // size)))
@@ -234,7 +235,7 @@ class Batch:
                     for index, run, fault in finished:
                         if fault in (Fault.slots, Fault.entries, Fault.seats) and capacities is None:
                             again.append(index)
-                            larger = _enlarged(larger, used, fault)
+                            larger = _union(larger, _enlarged(used, fault))
                             full += 1
                         else:
                             results[index] = run
@@ -281,8 +282,8 @@ class Batch:
         layout, first, memory = beginning(plan, cap)
         rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
         layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
-        state = Packed(rows, layout)  # type: ignore[arg-type]
-        run = (self.make_loop or loop)(plan, self.config)
+        state = Packed(rows, layout)
+        run = self.make_loop(plan, self.config)
         choices = Choices(programs, [self.seeds[i] for i in lanes])
         base = np.zeros((size,), np.int64)
         tape = self.make_tape(base, cap.ahead, choices)
@@ -302,7 +303,8 @@ class Batch:
         return self.collect(todo, over, state, rows, drained, job, tape, programs, memory)
 
     def make_tape(self, base: np.ndarray, ahead: int, choices: Choices) -> Tape:
-        return jax.device_put(Tape(base=base, script=choices.rows(base, ahead if choices.needed else 1)))  # type: ignore[arg-type]
+        columns: dict[str, Any] = {"base": base, "script": choices.rows(base, ahead if choices.needed else 1)}
+        return jax.device_put(Tape(**columns))
 
     def collect(
         self, todo: list[int], over: np.ndarray, state: Packed, rows: dict[str, np.ndarray], drained: Drained, job: Job,
@@ -337,7 +339,7 @@ def beginning(plan: Plan, cap: Capacities) -> tuple[Layout, dict[str, np.ndarray
     return layout, layout.row(one), memory
 
 
-def _ends(program: Program) -> tuple[int, int, int]:
+def run_bounds(program: Program) -> tuple[int, int, int]:
     """Horizon and warm-up in ticks, and the number of arrivals; `FAR` where there is none."""
     return (
         ticks(number(program, program.horizon_s), program.tick_s),
@@ -351,18 +353,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _enlarged(larger: Capacities, used: Capacities, fault: Fault) -> Capacities:
-    """`larger`, so that it also holds an instance that `used` did not hold."""
-    slots, entries, seats = used.slots, used.entries, used.seats
+def _enlarged(used: Capacities, fault: Fault) -> Capacities:
+    """The sizes to try after `used` with an instance that ended with `fault`: more sessions, cache entries or seats."""
     if fault == Fault.slots:
-        slots = slots * 4
-    elif fault == Fault.entries:
-        entries = entries * 2
-    else:
-        seats = seats * 2
-    return dataclasses.replace(
-        larger, slots=max(larger.slots, slots), entries=max(larger.entries, entries), seats=max(larger.seats, seats)
-    )
+        return dataclasses.replace(used, slots=used.slots * 4)
+    if fault == Fault.entries:
+        return dataclasses.replace(used, entries=used.entries * 2)
+    return dataclasses.replace(used, seats=used.seats * 2)
+
+
+def _union(a: Capacities, b: Capacities) -> Capacities:
+    """Tables that hold what either holds."""
+    return Capacities(*(max(x, y) for x, y in zip(dataclasses.astuple(a), dataclasses.astuple(b), strict=True)))
 
 
 class Choices:

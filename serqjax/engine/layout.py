@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,10 +70,7 @@ class Layout:
 
     def unpack(self, rows: dict[str, Array]) -> dict[str, Array]:
         """The arrays of one instance, with empty buffers and no stall (traced)."""
-        state = {
-            name: rows[dtype][where].reshape(shape)
-            for name, (dtype, where, shape) in self.places.items()
-        }
+        state = {name: rows[dtype][where].reshape(shape) for name, (dtype, where, shape) in self.places.items()}
         for name, dtype, shape in self.buffers:
             state[name] = jnp.zeros(shape, dtype)
             state[f"{name}_n"] = jnp.zeros_like(state[f"{name}_n"])
@@ -92,5 +90,5 @@ class Layout:
 class Packed:
     """Many instances: `rows` by dtype, `[instances, elements]`."""
 
-    rows: dict[str, Array]
+    rows: dict[str, Any]
     layout: Layout = dataclasses.field(metadata={"static": True})

@@ -40,6 +40,7 @@ from ..ir.program import (
     State,
     Step,
     Turn,
+    is_lru,
 )
 from ..ir.structure import skeleton, walk
 from ..tape.chacha import DRAWS_PER_BLOCK
@@ -290,9 +291,13 @@ class Plan:
             plans.append(StagePlan(kind=kind, memory=memory, form=form, admits=admits))
         return tuple(plans)
 
+    @functools.cached_property
+    def _licences(self) -> dict[int, Licence]:
+        return {s: licence(self.skeleton, s, self.forms[s] is not None) for s in self.step_stages}
+
     def licence(self, stage: int) -> Licence:
         """What may be coalesced on a step stage."""
-        return licence(self.skeleton, stage, self.forms[stage] is not None)
+        return self._licences[stage]
 
     @functools.cached_property
     def step_stages(self) -> tuple[int, ...]:
@@ -348,7 +353,7 @@ class Plan:
 
     def lru(self, pool: int) -> bool:
         """Entries leave in the order of their release numbers alone (`last` grows with them)."""
-        return self.skeleton.pools[pool].evict.keys in ((Ctx("Last"),), ())
+        return is_lru(self.skeleton.pools[pool].evict)
 
     # ------------------------------------------------------------ draws
 

@@ -23,7 +23,7 @@ from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import EVENT, GIVE, NEVER_ADMITTED, STAGES, Lane
 from .uniforms import machine_cursor, machine_drawn, machine_ready
-from .views import budget_and_chunk, columns, pool_state, residents_ctx, stage_state
+from .views import budget_and_chunk, columns, has_work, pool_state, residents_ctx, stage_state, wanted
 
 
 def start_plan(w: Lane) -> None:
@@ -37,10 +37,7 @@ def start_plan(w: Lane) -> None:
         on = on & machine_ready(w)  # else in the next turn, with new draws
     found = jnp.int32(len(plan.skeleton.stages))
     for stage in reversed(plan.step_stages):
-        work = w.number[stage] > 0
-        for pool in plan.stages[stage].admits:
-            work = work | (w.queued[pool] > 0)
-        can = work & (w.stage_end[stage] >= FAR) & (w.cursor <= stage)
+        can = has_work(w, stage) & (w.stage_end[stage] >= FAR) & (w.cursor <= stage)
         found = jnp.where(can, stage, found)
     on, found, some = w.fence(on, found, on & (found < len(plan.skeleton.stages)))
 
@@ -105,9 +102,7 @@ def give_one(w: Lane, on: Array, remain: Array) -> Array:
     picks, slot = w.fence(picks, jnp.where(picks, slot, 0))
     w.put("considered", slot, w.plan_seq, picks)
     work = load(w.work, slot)
-    prefill = jnp.where(w.chunk > 0, jnp.minimum(work, w.chunk), work)
-    want = jnp.where(load(w.mode, slot) == 1, jnp.minimum(1.0, work), prefill)
-    tokens = jnp.minimum(want, w.left)
+    tokens = jnp.minimum(wanted(work, load(w.mode, slot), w.chunk), w.left)
     tokens, gives = w.fence(tokens, picks & (tokens > 0))
     w.put("given", slot, tokens, gives)
     must = jnp.bool_(False)
@@ -175,12 +170,11 @@ def start_iteration(w: Lane, over: Array) -> Array:
                     w.s["grown"] = w.grown.at[depth].set(w.grown[depth] | mine)
     n, position, works = w.fence(n, position, over & ((n > 0) | w.preempting))
     idles = over & ~works
-    has_work = w.number[jnp.maximum(stage, 0)] > 0
+    left_over = jnp.bool_(False)
     for s in plan.step_stages:
-        for p in plan.stages[s].admits:
-            has_work = has_work | ((stage == s) & (w.queued[p] > 0))
+        left_over = left_over | ((stage == s) & has_work(w, s))
     hot = jnp.arange(len(plan.skeleton.stages)) == stage
-    w.idle_with_work = jnp.where(hot & over, idles & has_work, w.idle_with_work)
+    w.idle_with_work = jnp.where(hot & over, idles & left_over, w.idle_with_work)
 
     attention2 = jnp.sum(jnp.where(prefill, w.given * (2.0 * position + w.given), 0.0))
     sums = {

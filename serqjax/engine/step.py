@@ -2,12 +2,15 @@
 
     advance      if the instant is settled: the next event (arrival, wake-up, end of an iteration)
     spawn        start one session
-    run          the first ready session, from its blocking point to the next
+    pop          make the first of the ready list the current session;  find it a seat if it may enter a step stage
+    draw         the random numbers that it, the next arrival or the next iteration can need
+    run          the current session, from its blocking point to the next
     give back    close one scope of a session that leaves, ends or is preempted
     join         put it into a line
     settle       when nobody is ready: try every pool, then start iterations
-    plan         one give of an iteration, or its end
+    plan         all gives of an iteration at once, or one of them
     admit        one admission, wherever it was asked for
+    finish       iterations alike as one update, then the start of the next
     grow         one growth: room, a victim, or waiting
     evict        one cache entry, if an ask lacks room;  allocate it if not
 
@@ -88,7 +91,8 @@ def turn(
 def settle(w: Lane) -> None:
     """When the ready list is empty: try all pools once more, or go on to the stages."""
     busy = jnp.bool_(False)
-    quiet = w.idle & w.started & (w.focus == SETTLE) & (w.cur < 0) & (w.spawning == 0) & (w.readies == 0)
+    nobody = (w.cur < 0) & (w.spawning == 0) & (w.readies == 0)
+    quiet = w.idle & w.started & (w.focus == SETTLE) & nobody
     again = quiet & w.dirty
     for pool, spec in enumerate(w.plan.skeleton.pools if w.plan.has_holds else ()):
         # with nobody in a line and no grower the sweep has nothing to try
@@ -102,7 +106,7 @@ def settle(w: Lane) -> None:
     done = quiet & ~again
     if w.plan.step_stages:
         w.pick(done, focus=STAGES, cursor=0)
-        w.pick(w.run_ready & w.idle & (w.cur < 0) & (w.spawning == 0) & (w.readies == 0), run_ready=False)
+        w.pick(w.run_ready & w.idle & nobody, run_ready=False)
     else:
         w.pick(done, focus=EVENT)
 

@@ -177,9 +177,20 @@ def budget_and_chunk(w: Lane, stage: int, draws: Draws | None = None, live: Valu
 def open_budget(w: Lane, stage: int) -> Value:
     """`BudgetLeft` outside admissions: what the residents' wants leave of the budget."""
     budget, chunk = budget_and_chunk(w, stage)
-    prefill = jnp.where(chunk > 0, jnp.minimum(w.work, chunk), w.work)
-    wants = jnp.where(w.mode == 1, jnp.minimum(w.work, 1.0), prefill)
-    return jnp.maximum(0.0, budget - jnp.sum(jnp.where(w.stage == stage, wants, 0.0)))
+    return jnp.maximum(0.0, budget - jnp.sum(jnp.where(w.stage == stage, wanted(w.work, w.mode, chunk), 0.0)))
+
+
+def wanted(work: Value, mode: Value, chunk: Value) -> Value:
+    """Tokens a resident takes if the budget lasts: one if it decodes (`mode` 1), else its work, cut by the chunk."""
+    return jnp.where(mode == 1, jnp.minimum(work, 1.0), jnp.where(chunk > 0, jnp.minimum(work, chunk), work))
+
+
+def has_work(w: Lane, stage: int) -> Value:
+    """Whether a step stage has residents, or somebody in a line that it admits."""
+    some = w.number[stage] > 0
+    for pool in w.plan.stages[stage].admits:
+        some = some | (w.queued[pool] > 0)
+    return some
 
 
 class Attributes:

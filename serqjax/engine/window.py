@@ -14,7 +14,7 @@ Pools are counted in blocks here (a pool without blocks has blocks of one unit).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +30,7 @@ from .clock import Limbs, next_event, number_index, pass_time
 from .cost import carried, fixed_cost, float_cost
 from .lane import Lane
 from .plan import CostShape
-from .views import cap, memory_held
+from .views import cap, has_work, memory_held
 
 #: Iterations of one window, and ticks of one step of it, at most, so that no product leaves 64 bits.
 LONGEST = 65_536
@@ -347,9 +347,8 @@ class Composition:
     def loose_ticks(self) -> list[Array]:
         """Their integrals, in the same order."""
         w = self.w
-        return [w.used_tick_f[p] for p in self.loose] + [
-            w.cached_tick_f[p] for p in self.loose if w.plan.caching[p]
-        ]
+        kept = [w.cached_tick_f[p] for p in self.loose if w.plan.caching[p]]
+        return [w.used_tick_f[p] for p in self.loose] + kept
 
     # ------------------------------------------------------------ the window
 
@@ -445,7 +444,7 @@ def reads_positions(shape: CostShape | None) -> bool:
     return any(reads_positions(part) for part in shape.parts)
 
 
-def others_wait(w: Lane, stage: int) -> Any:
+def others_wait(w: Lane, stage: int) -> Array:
     """Whether something else would be tried again at every instant: a grower, a line, another stage."""
     plan = w.plan
     waits = jnp.bool_(False)
@@ -457,8 +456,5 @@ def others_wait(w: Lane, stage: int) -> Any:
         waits = waits | jnp.any(w.waits_n > 0)
     for other in plan.step_stages:
         if other != stage:
-            work = w.number[other] > 0
-            for pool in plan.stages[other].admits:
-                work = work | (w.queued[pool] > 0)
-            waits = waits | (work & (w.stage_end[other] >= FAR))
+            waits = waits | (has_work(w, other) & (w.stage_end[other] >= FAR))
     return waits

@@ -79,6 +79,11 @@ SERVE_ADMITTED = Order(tie="admitted")
 EVICT_LRU = Order(keys=(Ctx("Last"),), tie="released")
 
 
+def is_lru(order: Order) -> bool:
+    """Whether an eviction order is by release alone: the release number, or `Last`, which grows with it."""
+    return order == EVICT_LRU or not order.keys
+
+
 class Preempt(Part, frozen=True, kw_only=True):
     """Growth that does not fit takes victims, least `order` first; `requeue` says where they wait."""
 
