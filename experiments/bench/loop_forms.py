@@ -69,7 +69,7 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
         setattr(Lane, "fence", lambda self, *values: tuple(jax.numpy.asarray(v) for v in values))
     horizon_s, warmup_s, batch = PROGRAMS[name]
     prog = msgspec.structs.replace(sq.read(program_path(name)), horizon_s=Num(horizon_s), warmup_s=Num(warmup_s))
-    turns = count_turns(host)
+    turns: list[tuple[int, float]] = []
     config = Config(together=form.startswith("together"))
     made = {id(prog): make_plan(prog)}
     clock = CompileClock()
@@ -79,6 +79,7 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
         with host.settings():
             seeds = list(range(first_seed, first_seed + batch))
             units = host.Batch.build(made[id(prog)][0], made, [prog] * batch, seeds, config, False, False)
+            units.make_loop = counted(host.loop, turns)
             capacities = dataclasses.replace(units.auto(), slots=128, entries=256)  # enough: nothing recompiles
             raws = units.run(capacities, host.SharedProgress(NoProgress(), batch))
         return time.perf_counter() - start, raws
@@ -111,25 +112,21 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def count_turns(host: Any) -> list[tuple[int, float]]:
-    """Loop turns and seconds of each call of the compiled loop from here on (each core makes calls of its own)."""
-    counts: list[tuple[int, float]] = []
-    original = host.loop
+def counted(loop: Any, turns: list[tuple[int, float]]) -> Any:
+    """`loop`, adding the turns and seconds of each call of what it compiles to `turns` (each core makes its own)."""
 
-    def loop(plan: Any, config: Any) -> Any:
-        run = original(plan, config)
+    def made(plan: Any, config: Any) -> Any:
+        run = loop(plan, config)
 
-        def counted(*args: Any) -> Any:
+        def call(*args: Any) -> Any:
             start = time.perf_counter()
             state, done = run(*args)
-            turns = int(done)  # waits for the result
-            counts.append((turns, time.perf_counter() - start))
+            turns.append((int(done), time.perf_counter() - start))  # the count waits for the result
             return state, done
 
-        return counted
+        return call
 
-    host.loop = loop
-    return counts
+    return made
 
 
 def digest(raws: list[Any]) -> str:
