@@ -185,7 +185,6 @@ def _licence(index: Index, facts: Facts, i: int) -> dict[str, Any]:
     """What may be coalesced on a step stage; null where it has no such thing (nothing is evicted, no line)."""
     found, fact = facts.stages[i].licence, facts.stages[i]
     assert found is not None
-    obstacles = [(_forbidden(o, i), o.path, _obstacle(index, facts, i, o)) for o in found.obstacles]
     cached = found.pool >= 0 and facts.pools[found.pool].cached
     return {
         "windows": found.windows,
@@ -193,21 +192,11 @@ def _licence(index: Index, facts: Facts, i: int) -> dict[str, Any]:
         "evicts": found.evicts if cached else None,
         "head_stays": found.head_stays if fact.admits else None,
         "obstacles": [
-            {"forbids": forbids, "path": path, "problem": text}
-            for forbids, path, text in obstacles
-            if cached or forbids != ["evicts"]
+            {"forbids": list(o.forbids), "path": o.path, "problem": _obstacle(index, facts, i, o)}
+            for o in found.obstacles
+            if cached or o.forbids != ("evicts",)
         ],
     }
-
-
-def _forbidden(obstacle: Obstacle, stage: int) -> list[str]:
-    """Which parts of the licence of a stage an obstacle takes away, by its place."""
-    at = f"$.stages[{stage}]"
-    if not obstacle.path.startswith(at):
-        return ["evicts"] if obstacle.path.endswith((".evict", ".block")) else ["head_stays"]
-    if obstacle.path.startswith(f"{at}.kind.cost") or obstacle.path.startswith(f"{at}.kind.serve.keys["):
-        return ["windows"]
-    return ["at_once"] if obstacle.path == f"{at}.kind.serve.keys" else ["windows", "at_once"]
 
 
 def _obstacle(index: Index, facts: Facts, i: int, obstacle: Obstacle) -> str:

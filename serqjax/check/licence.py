@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ..ir.expr import Binary, Ctx, Expr, PoolState, Price, Sample, StageState, Unary
 from ..ir.fixed import stage_form
@@ -28,10 +28,15 @@ STILL_STATE = frozenset({"Holders", "Queued", "Queue"})
 STILL_FOR_HEAD = STILL_STATE | {"CachedIn", "BudgetLeft"}
 
 
+#: Parts of a licence that an obstacle can take away.
+Part = Literal["windows", "at_once", "evicts", "head_stays"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Obstacle:
-    """An expression that forbids something: its place in the program and what is wrong with it, in words."""
+    """An expression that forbids parts of a licence: its place in the program and what is wrong with it, in words."""
 
+    forbids: tuple[Part, ...]
     path: str
     reason: str
 
@@ -66,46 +71,56 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
     """
     kind = program.stages[stage].kind
     assert isinstance(kind, Step)
-    at = f"$.stages[{stage}].kind"
-    fixed = stage_form(program, kind) is not None if fixed_point is None else fixed_point
-    plan: list[Obstacle] = []
-    for name in ("budget", "chunk"):
-        expr = getattr(kind, name)
-        if expr is not None:
-            plan += [Obstacle(f"{at}.{name}{path}", why) for path, why in moving(expr, STILL, STILL_STATE)]
-    order = [
-        Obstacle(f"{at}.serve.keys[{i}]{path}", why)
-        for i, key in enumerate(kind.serve.keys)
-        for path, why in moving(key, STILL, STILL_STATE)
-    ]
-    cost: list[Obstacle] = []
-    if not fixed:
-        cost = [Obstacle(f"{at}.cost{path}", why) for path, why in moving(kind.cost, STILL, STILL_STATE)]
     pools = grown_pools(program, program.stages[stage].name)
-    several = [Obstacle(f"$.stages[{stage}]", "its runs grow several pools")] if len(pools) > 1 else []
-    by_states = [
-        Obstacle(f"$.stages[{stage}]", "its runs grow a pool whose index is computed") for p in pools if p is None
-    ]
     pool = pools[0] if len(pools) == 1 and pools[0] is not None else -1
-    keyed = [Obstacle(f"{at}.serve.keys", "residents are served in an order of their own")] if kind.serve.keys else []
-    evict: list[Obstacle] = []
-    if pool >= 0:
-        spec = program.pools[pool]
-        if spec.block is None:
-            evict.append(Obstacle(f"$.pools[{pool}].block", "the pool has no block, so whole entries are evicted"))
-        if not is_lru(spec.evict):
-            evict.append(Obstacle(f"$.pools[{pool}].evict", "entries are not evicted in release order"))
-    head = list(_head_obstacles(program, program.stages[stage].name))
-    growth = [*several, *by_states]
+    fixed = stage_form(program, kind) is not None if fixed_point is None else fixed_point
+    obstacles = [
+        *_of_plan(kind, f"$.stages[{stage}].kind", fixed),
+        *_of_growth(pools, f"$.stages[{stage}]"),
+        *(_of_eviction(program, pool) if pool >= 0 else ()),
+        *_of_head(program, program.stages[stage].name),
+    ]
+    forbidden = {part for obstacle in obstacles for part in obstacle.forbids}
     return Licence(
-        windows=not (plan or order or cost or growth),
-        at_once=not (plan or keyed or growth),
-        evicts=pool >= 0 and not evict,
-        head_stays=not head,
+        windows="windows" not in forbidden,
+        at_once="at_once" not in forbidden,
+        evicts=pool >= 0 and "evicts" not in forbidden,
+        head_stays="head_stays" not in forbidden,
         newcomers=not (kind.serve.keys or _reads_state(kind.budget) or _reads_state(kind.chunk)),
         pool=pool,
-        obstacles=tuple([*plan, *order, *cost, *growth, *keyed, *evict, *head]),
+        obstacles=tuple(obstacles),
     )
+
+
+def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
+    """What makes the plan or the cost of the next iteration another than this one's. `fixed`: an integer cost."""
+    for name in ("budget", "chunk"):
+        if (expr := getattr(kind, name)) is not None:
+            for path, why in moving(expr, STILL, STILL_STATE):
+                yield Obstacle(("windows", "at_once"), f"{at}.{name}{path}", why)
+    for i, key in enumerate(kind.serve.keys):
+        for path, why in moving(key, STILL, STILL_STATE):
+            yield Obstacle(("windows",), f"{at}.serve.keys[{i}]{path}", why)
+    if not fixed:
+        for path, why in moving(kind.cost, STILL, STILL_STATE):
+            yield Obstacle(("windows",), f"{at}.cost{path}", why)
+    if kind.serve.keys:
+        yield Obstacle(("at_once",), f"{at}.serve.keys", "residents are served in an order of their own")
+
+
+def _of_growth(pools: list[int | None], at: str) -> Iterator[Obstacle]:
+    if len(pools) > 1:
+        yield Obstacle(("windows", "at_once"), at, "its runs grow several pools")
+    if None in pools:
+        yield Obstacle(("windows", "at_once"), at, "its runs grow a pool whose index is computed")
+
+
+def _of_eviction(program: Program, pool: int) -> Iterator[Obstacle]:
+    spec, at = program.pools[pool], f"$.pools[{pool}]"
+    if spec.block is None:
+        yield Obstacle(("evicts",), f"{at}.block", "the pool has no block, so whole entries are evicted")
+    if not is_lru(spec.evict):
+        yield Obstacle(("evicts",), f"{at}.evict", "entries are not evicted in release order")
 
 
 def grown_pools(program: Program, stage: str) -> list[int | None]:
@@ -159,7 +174,7 @@ def _reads_state(expr: Expr | None) -> bool:
     return any(isinstance(node, Ctx | PoolState | StageState | Price) for _, node in walk(expr))
 
 
-def _head_obstacles(program: Program, stage: str) -> Iterator[Obstacle]:
+def _of_head(program: Program, stage: str) -> Iterator[Obstacle]:
     """What may let a hold in although it was refused and nothing but growth has happened."""
     for i, pool in enumerate(program.pools):
         if pool.admit_via != stage:
@@ -168,7 +183,7 @@ def _head_obstacles(program: Program, stage: str) -> Iterator[Obstacle]:
             if k == 0 and key == Unary("Neg", Ctx("Waited")):
                 continue  # everybody waits equally much longer: their order stays
             for path, why in moving(key, STILL, STILL_FOR_HEAD, stage):
-                yield Obstacle(f"$.pools[{i}].queue.keys[{k}]{path}", why)
+                yield Obstacle(("head_stays",), f"$.pools[{i}].queue.keys[{k}]{path}", why)
         for s, scope in enumerate(program.scopes):
             if not scope.takes or scope.takes[0].pool != pool.name:
                 continue
@@ -177,4 +192,4 @@ def _head_obstacles(program: Program, stage: str) -> Iterator[Obstacle]:
                 parts += [(f".takes[{k}].units", take.units), (f".takes[{k}].reserve", take.reserve)]
             for where, expr in parts:
                 for path, why in moving(expr, STILL, STILL_FOR_HEAD, stage):
-                    yield Obstacle(f"$.scopes[{s}]{where}{path}", why)
+                    yield Obstacle(("head_stays",), f"$.scopes[{s}]{where}{path}", why)
