@@ -144,7 +144,7 @@ def vllm_program(rng: Random) -> Program:
             for _ in range(rng.choice([1, 1, 2, 4]))
         )
         longest = max(longest, int(sum(new + tokens for new, tokens, _ in turns)))
-        sessions.append(vllm_scenario.Session(f"s{i}", seconds(60.0 * step)))
+        sessions.append(vllm_scenario.Session(f"s{i}", seconds(60.0 * step), turns))
     room = rng.choice([0.7, 1.0, 1.2, 2.0, 4.0])
     deployment = sq.deployments.vllm(
         max_num_seqs=rng.choice([1, 2, 4, 8]), max_num_batched_tokens=rng.choice([4, 16, 64, 256, 2048]),
