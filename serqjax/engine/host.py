@@ -165,7 +165,7 @@ class Batch:
     numbers: np.ndarray
     integers: np.ndarray
     ends: np.ndarray
-    data: Data
+    data: Data  # on the host
     stop: bool
     coalesce: bool
     make_loop: Callable[[Plan, Config], Any] = loop  # or another implementation of it
@@ -192,7 +192,7 @@ class Batch:
             numbers=np.asarray([made[id(p)][1] for p in unique], np.float64).reshape(len(unique), -1),
             integers=np.asarray([made[id(p)][2] for p in unique], np.int64).reshape(len(unique), -1),
             ends=np.asarray([run_bounds(p) for p in unique], np.int64),
-            data=jax.device_put(session_data(unique)),
+            data=session_data(unique),
             stop=stop,
             coalesce=coalesce,
         )
@@ -215,21 +215,22 @@ class Batch:
         todo = list(range(len(self.seeds)))
         first = self.auto()
         cap = capacities or _union(first, _learned.get(self.plan, first))
-        size = len(todo) if self.config.together else UNIT
+        targets = devices()
+        size = -(-len(todo) // len(targets)) if self.config.together else UNIT
         stop = threading.Event()
-        workers = 1 if self.config.together else max(1, min(cores(), -(-len(todo) // size)))
+        workers = len(targets) if self.config.together else max(1, min(cores(), -(-len(todo) // size)))
         pool = ThreadPoolExecutor(max_workers=workers)
 
-        def run_unit(unit: list[int]) -> tuple[Capacities, list[Finished]]:
+        def run_unit(unit: list[int], place: int) -> tuple[Capacities, list[Finished]]:
             used = cap  # of the moment in which the unit starts
-            return used, self.run_unit(unit, used, size, stop)
+            return used, self.run_unit(unit, used, size, stop, targets[place % len(targets)])
 
         try:
             while todo:
                 units = [todo[i : i + size] for i in range(0, len(todo), size)]
                 again: list[int] = []
                 larger = cap
-                for done in as_completed([pool.submit(run_unit, unit) for unit in units]):
+                for done in as_completed([pool.submit(run_unit, unit, k) for k, unit in enumerate(units)]):
                     used, finished = done.result()
                     full = 0
                     for index, run, fault in finished:
@@ -253,12 +254,14 @@ class Batch:
 
     # ------------------------------------------------------------ one call of the loop after the other
 
-    def run_unit(self, todo: list[int], cap: Capacities, size: int, stop: threading.Event) -> list[Finished]:
-        """Run the instances `todo` with tables of size `cap`, as `size` lanes of one compiled loop.
+    def run_unit(
+        self, todo: list[int], cap: Capacities, size: int, stop: threading.Event, device: Any
+    ) -> list[Finished]:
+        """Run the instances `todo` on a device with tables of size `cap`, as `size` lanes of one compiled loop.
 
         Lanes without an instance are over before they begin.
         """
-        with settings():
+        with settings(), jax.default_device(device):
             return self._run_unit(todo, cap, size, stop)
 
     def _run_unit(self, todo: list[int], cap: Capacities, size: int, stop: threading.Event) -> list[Finished]:
@@ -278,7 +281,7 @@ class Batch:
             "limit": limit, "which": which.astype(np.int32), "stop": np.full((size,), self.stop),
             "seed": np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64),
         }  # fmt: skip
-        job = jax.device_put(Job(**numbers))
+        job, data = jax.device_put((Job(**numbers), self.data))
         layout, first, memory = beginning(plan, cap)
         rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
         layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
@@ -290,7 +293,7 @@ class Batch:
         drained = Drained(size)
         memory = memory | {"tape": sum(x.nbytes for x in jax.tree.leaves(tape)) // size}
         while True:
-            (state, buffers), _ = run(state, job, self.data, tape, np.int64(TURNS_A_CALL))
+            (state, buffers), _ = run(state, job, data, tape, np.int64(TURNS_A_CALL))
             rows = {dtype: np.asarray(x) for dtype, x in state.rows.items()}
             over = (layout.view(rows, "verdict") != RUNNING) | (layout.view(rows, "fault") != 0)
             drained.take({name: layout.view(rows, f"{name}_n") for name in buffers}, buffers)
@@ -300,7 +303,7 @@ class Batch:
             if choices.needed and (~over & (arrived + 1 - base >= cap.ahead)).any():
                 base = arrived.copy()
                 tape = self.make_tape(base, cap.ahead, choices)
-        return self.collect(todo, over, state, rows, drained, job, tape, programs, memory)
+        return self.collect(todo, over, state, rows, drained, job, data, tape, programs, memory)
 
     def make_tape(self, base: np.ndarray, ahead: int, choices: Choices) -> Tape:
         columns: dict[str, Any] = {"base": base, "script": choices.rows(base, ahead if choices.needed else 1)}
@@ -308,12 +311,12 @@ class Batch:
 
     def collect(
         self, todo: list[int], over: np.ndarray, state: Packed, rows: dict[str, np.ndarray], drained: Drained, job: Job,
-        tape: Tape, programs: list[Program], memory: dict[str, int],
+        data: Data, tape: Tape, programs: list[Program], memory: dict[str, int],
     ) -> list[Finished]:  # fmt: skip
         pools = len(self.plan.skeleton.pools)
         needs = np.full((len(over), pools, pools), -1.0)
         if self.plan.has_holds and bool((state.layout.view(rows, "queued") > 0).any()):
-            needs = np.asarray(final_needs(self.plan)(state, job, self.data, tape))
+            needs = np.asarray(final_needs(self.plan)(state, job, data, tape))
         finished = []
         for lane, index in enumerate(todo):
             if over[lane]:
@@ -346,6 +349,12 @@ def run_bounds(program: Program) -> tuple[int, int, int]:
         ticks(number(program, program.warmup_s), program.tick_s),
         FAR if program.arrivals is None else program.arrivals,
     )
+
+
+def devices() -> list[Any]:
+    """Devices that share a batch: all of this process, or the one that JAX is told to use."""
+    chosen = getattr(jax.config, "jax_default_device", None)
+    return [chosen] if isinstance(chosen, jax.Device) else jax.local_devices()
 
 
 def cores() -> int:
