@@ -7,7 +7,7 @@ A scenario names an engine's flags and its requests or sessions, and a clock: on
 admitted and preempted, and how the run ended. Of a `.jsonl` file each line is a scenario (or an object with
 one under "scenario"), and one line of JSON answers each; a line that cannot be answered has an "error" that says why,
 and the exit code is 1 if no line could be. The scenarios of a file run in one call of the array engine, and all of
-an engine version share one structure: flags and lengths are numbers of the program, so that it compiles once.
+an engine version and policy share one structure: flags and lengths are numbers of the program, so that it compiles once.
 
 **Source:** the scenario and result formats of the recordings of the real scheduler (`oracle/vllm/README.md`).
 """
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import serqjax as sq
 from serqjax import ProgramError, costs, deployments
 from serqjax.builder import AbstractDeployment, AbstractWorkload, Builder, Sessions
+from serqjax.deployments.vllm import POLICIES
 from serqjax.ir import Listed, Program
 from serqjax.workloads import conversation
 
@@ -43,6 +44,7 @@ class Session:
     name: str
     arrive: float
     turns: tuple[tuple[float, float, float], ...]
+    priority: float = 0.0
 
     def turn_name(self, turn: int) -> str:
         return self.name if len(self.turns) == 1 else f"{self.name}.{turn}"
@@ -55,7 +57,7 @@ class Scripted(AbstractWorkload):
     rows: tuple[tuple[int, Session], ...]
 
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
-        for attr in ("place", "new", "think", "more"):
+        for attr in ("place", "priority", "new", "think", "more"):
             b.attr(attr)
         b.attr("out", hidden=True)
         turns = []
@@ -66,20 +68,21 @@ class Scripted(AbstractWorkload):
         start = conversation(b, deployment, "more", "think")
         return Sessions(start, Listed(
             at=tuple(session.arrive for _, session in self.rows),
-            attrs=("place",), values=tuple((float(place),) for place, _ in self.rows),
+            attrs=("place", "priority"),
+            values=tuple((float(place), session.priority) for place, session in self.rows),
             turn_attrs=("new", "out", "think"), turns=tuple(turns),
         ))
 
 
 def sessions_of(scenario: dict[str, Any]) -> list[Session]:
-    """The scenario's requests and sessions, in the order of their place. Priorities mean nothing under fcfs."""
+    """The scenario's requests and sessions, in the order of their place."""
     found = []
     for i, request in enumerate(scenario.get("requests", [])):
         if isinstance(request, dict) and "prefix" in request:
             raise ProgramError.at(f"$.requests[{i}].prefix", "prefixes shared between requests are not supported yet")
         place = f"$.requests[{i}]"
         turn = _number(request, place, "prompt", 1), _number(request, place, "out", 1), 0.0
-        found.append(Session(f"r{i}", _number(request, place, "arrive", 0, 0.0), (turn,)))
+        found.append(Session(f"r{i}", _number(request, place, "arrive", 0, 0.0), (turn,), _priority(request, place)))
     for i, session in enumerate(scenario.get("sessions", [])):
         place = f"$.sessions[{i}]"
         turns = tuple(
@@ -89,10 +92,14 @@ def sessions_of(scenario: dict[str, Any]) -> list[Session]:
         )
         if not turns:
             raise ProgramError.at(f"{place}.turns", "a session has at least one turn")
-        found.append(Session(f"s{i}", _number(session, place, "arrive", 0, 0.0), turns))
+        found.append(Session(f"s{i}", _number(session, place, "arrive", 0, 0.0), turns, _priority(session, place)))
     if not found:
         raise ProgramError.at("$.requests", "the scenario has no requests and no sessions")
     return found
+
+
+def _priority(part: Any, place: str) -> float:
+    return _number(part, place, "priority", -math.inf, 0.0)
 
 
 def _number(part: Any, place: str, key: str, least: float, default: float | None = None) -> float:
@@ -109,8 +116,8 @@ def program_of(scenario: Any, engine_version: str) -> tuple[Program, list[Sessio
     """
     if not isinstance(scenario, dict):
         raise ProgramError.at("$", "a scenario is a JSON object")
-    if scenario.get("policy", "fcfs") != "fcfs":
-        raise ProgramError.at("$.policy", f"{scenario['policy']!r} is not supported yet", 'use "fcfs"')
+    if (policy := scenario.get("policy", "fcfs")) not in POLICIES:
+        raise ProgramError.at("$.policy", f"{policy!r} is not known", "use one of " + ", ".join(POLICIES))
     if (clock := scenario.get("clock", "steps")) not in ("steps", "seconds"):
         raise ProgramError.at("$.clock", f"{clock!r} is not known", 'use "steps" or "seconds"')
     flags = {key: int(_number(scenario, "$", key, least)) for key, least in FLAGS.items()}
@@ -124,7 +131,7 @@ def program_of(scenario: Any, engine_version: str) -> tuple[Program, list[Sessio
         enable_prefix_caching=bool(scenario.get("prefix_caching", True)),
         scheduler_reserve_full_isl=bool(scenario.get("reserve_full_isl", True)),
         watermark=0.0 if engine_version == "0.11.2" else watermark, cost=cost,
-        arrival_tie="place", shared_structure=True,
+        scheduling_policy=policy, arrival_tie="place", shared_structure=True,
     )
     ordered = sorted(enumerate(sessions_of(scenario)), key=lambda item: (item[1].arrive, item[0]))
     program = sq.program(deployment, Scripted(tuple(ordered)), name="vllm_scenario")

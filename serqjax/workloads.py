@@ -26,6 +26,7 @@ from .ir.program import (
     Goto,
     Leave,
     Listed,
+    Op,
     Poisson,
     Renewal,
     Respond,
@@ -52,7 +53,7 @@ class Distribution:
         """The draw as text; its numbers are parameters `name.ARG` (a constant: `name`)."""
         if self.kind == "Det":
             return b.param(name, self.args[0][1], unit).name
-        pure = {"k": "", "cv2": ""}
+        pure = {"k": "", "cv2": "", "p": ""}
         names = [b.param(f"{name}.{arg}", value, pure.get(arg, unit)).name for arg, value in self.args]
         return f"~{self.kind}({', '.join(names)})"
 
@@ -81,6 +82,13 @@ def hyperexponential(mean: float, cv2: float) -> Distribution:
     return Distribution("H2", (("mean", mean), ("cv2", cv2)))
 
 
+def bernoulli(p: float) -> Distribution:
+    """1 with probability `p`, else 0: two classes of priority, for example."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
+        raise ProgramError.at("p", f"{p!r} is not allowed", "give a probability, 0 to 1")
+    return Distribution("Bernoulli", (("p", p),))
+
+
 #: A number or a distribution.
 Amount = float | Distribution
 
@@ -104,6 +112,14 @@ def _amount_tok(name: str, value: Amount, least: int) -> None:
 def _tokens(b: Builder, name: str, value: Distribution) -> str:
     text = value.text(b, name, "tokens")
     return text if value.kind == "Det" else f"Max(1, Ceil({text}))"
+
+
+def _priority(b: Builder, value: Amount | None) -> tuple[Op, ...]:
+    """What a session sets before it begins."""
+    if value is None:
+        return ()
+    b.attr("priority")
+    return (b.set("priority", _distribution("priority", value, -math.inf).text(b, "priority", "")),)
 
 
 def _whole(name: str, value: float | None, least: int) -> None:
@@ -156,6 +172,7 @@ class MultiTurn(AbstractWorkload):
     num_sessions: int | None
     horizon_s: float | None
     warmup_s: float | None
+    priority: Amount | None
 
     def __post_init__(self) -> None:
         _positive("session_rate", self.session_rate)
@@ -171,6 +188,7 @@ class MultiTurn(AbstractWorkload):
         for name, least in (("first_prompt", 1), ("new_prompt", 0), ("output_len", 1)):
             _amount_tok(name, getattr(self, name), least)
         _distribution("think_s", self.think_s)
+        _distribution("priority", self.priority or 0.0, -math.inf)
 
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
         b.attr("new")
@@ -201,8 +219,8 @@ class MultiTurn(AbstractWorkload):
             horizon_s = 3000.0
         if warmup_s is None:
             warmup_s = 300.0 if self.num_sessions is None else 0.0
-        return Sessions(start, Poisson(Param("session_rate")), turn=tuple(turn), arrivals=self.num_sessions,
-                        horizon_s=horizon_s, warmup_s=warmup_s)
+        return Sessions(start, Poisson(Param("session_rate")), init=_priority(b, self.priority), turn=tuple(turn),
+                        arrivals=self.num_sessions, horizon_s=horizon_s, warmup_s=warmup_s)
 
 
 def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_probability: float = 0.9,
@@ -211,7 +229,7 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
              output_len: Amount = Distribution("Exp", (("mean", 200.0),)),
              think_s: Amount = Distribution("Exp", (("mean", 3.0),)), context_limit: int | None = None,
              num_sessions: int | None = None, horizon_s: float | None = None,
-             warmup_s: float | None = None) -> MultiTurn:
+             warmup_s: float | None = None, priority: Amount | None = None) -> MultiTurn:
     """Conversations: each turn sends everything said so far and a new prompt, then thinks.
 
     **Arguments:**
@@ -222,11 +240,13 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
     - `num_sessions`: exactly so many, then drain; None: without end.
     - `horizon_s`, `warmup_s`: seconds of a run, and those not measured; without them 3000 and 300, or with
       `num_sessions` until all are served and 0.
+    - `priority`: of each session, a number or a distribution (a smaller number is more urgent), for deployments that
+      order by it.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return MultiTurn(session_rate, turns, continue_probability, first_prompt, new_prompt, output_len, think_s,
-                     context_limit, num_sessions, horizon_s, warmup_s)
+                     context_limit, num_sessions, horizon_s, warmup_s, priority)
 
 
 # ---------------------------------------------------------------- single requests
@@ -244,8 +264,10 @@ class Requests(AbstractWorkload):
     output_len: Amount
     horizon_s: float | None
     warmup_s: float
+    priority: Amount | None
 
     def __post_init__(self) -> None:
+        _distribution("priority", self.priority or 0.0, -math.inf)
         if self.request_rate != math.inf:
             _positive("request_rate", self.request_rate)
         _whole("max_concurrency", self.max_concurrency, 1)
@@ -304,12 +326,13 @@ class Requests(AbstractWorkload):
             b.state("leaving", exit=End())
             b.state("arrived", exit=Enter("client"))
             start = "arrived"
-        return Sessions(start, arrival, turn=turn, arrivals=count, horizon_s=horizon_s, warmup_s=warmup_s)
+        return Sessions(start, arrival, init=_priority(b, self.priority), turn=turn, arrivals=count,
+                        horizon_s=horizon_s, warmup_s=warmup_s)
 
 
 def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_concurrency: int | None = None,
              num_prompts: int | None = 1000, input_len: Amount = 1024, output_len: Amount = 128,
-             horizon_s: float | None = None, warmup_s: float = 0.0) -> Requests:
+             horizon_s: float | None = None, warmup_s: float = 0.0, priority: Amount | None = None) -> Requests:
     """Single requests, with the names and defaults of `vllm bench serve` (random dataset).
 
     **Arguments:**
@@ -320,10 +343,13 @@ def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_con
     - `num_prompts`: requests in all; None: without end (give `horizon_s`).
     - `input_len`, `output_len`: tokens; a number or a distribution.
     - `horizon_s`, `warmup_s`: seconds of a run, and those not measured.
+    - `priority`: of each request, a number or a distribution (a smaller number is more urgent), for deployments that
+      order by it.
 
     **Raises:** `ProgramError` that names the argument.
     """
-    return Requests(request_rate, burstiness, max_concurrency, num_prompts, input_len, output_len, horizon_s, warmup_s)
+    return Requests(request_rate, burstiness, max_concurrency, num_prompts, input_len, output_len, horizon_s, warmup_s,
+                    priority)
 
 
 # ---------------------------------------------------------------- recorded requests

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from serqjax import costs, deployments, traces, workloads
@@ -169,6 +170,22 @@ def test_replay_keeps_fractions_of_a_millisecond():
     assert isinstance(arrival, Listed) and arrival.at == (0.0, 0.0004, 0.0008)
 
 
+def test_urgent_requests_wait_less():
+    """Two classes under load: the urgent one (0) has the shorter time to its first token; nobody is lost."""
+    simulate, streams = pytest.importorskip("oracle").simulate, pytest.importorskip("oracle.streams")
+    engine = deployments.vllm(max_num_seqs=2, num_gpu_blocks=200, scheduling_policy="priority")
+    work = workloads.requests(request_rate=1.5, num_prompts=300, input_len=200, output_len=workloads.uniform(50, 150),
+                              priority=workloads.bernoulli(0.5))
+    raw = simulate(compose(engine, work, seed=3))
+    assert sum(raw.request_status == 0) == 300
+    wait_s = {0.0: [], 1.0: []}
+    for serial, wait_tick in zip(raw.request_serial.tolist(), raw.request_first - raw.request_sent):
+        drawn = streams.Stream(streams.sub_seed(3, serial, 0, streams.WORKLOAD)).uniform()
+        wait_s[float(drawn < 0.5)].append(wait_tick * 1e-9)
+    assert min(map(len, wait_s.values())) > 100
+    assert np.mean(wait_s[0.0]) < 0.5 * np.mean(wait_s[1.0])
+
+
 def test_the_page_on_policies_is_a_program():
     page = (ROOT / "docs" / "write_your_own_policy.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.S)
@@ -218,8 +235,7 @@ def raw_index(engine, work, name: str) -> int:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"scheduling_policy": "priority"}, 'scheduling_policy: "priority" is not supported yet; use "fcfs"'),
-    ({"scheduling_policy": "sjf"}, "scheduling_policy: 'sjf' is not known"),
+    ({"scheduling_policy": "sjf"}, "scheduling_policy: 'sjf' is not known; use one of fcfs, priority"),
     ({"engine_version": "0.9.0"}, "engine_version: '0.9.0' is not known; use one of 0.33.0, 0.11.2"),
     ({"max_num_seqs": 0}, "max_num_seqs: 0 is not allowed; give a whole number of at least 1"),
     ({"max_num_batched_tokens": 1.5}, "max_num_batched_tokens: 1.5 is not allowed"),

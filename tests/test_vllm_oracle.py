@@ -41,7 +41,7 @@ ENDS = {
     "d02_repeated_victims": ("done", "done"),
     "d02_repeated_victims_cached": ("done", "done"),
 }
-REFUSED = {"name": "refused", "policy": "priority"}
+REFUSED = {"name": "refused", "policy": "sjf"}
 
 
 @pytest.fixture(params=["oracle", "array"])
@@ -181,9 +181,13 @@ def test_every_random_scenario(engine, answered):
 # ---------------------------------------------------------------- the driver
 
 
-def test_scenarios_share_one_structure():
-    programs = [vllm_scenario.program_of(item["scenario"], "0.33.0")[0] for item in RECORDED]
-    assert len({structure_of(program) for program in programs}) == 1
+def test_scenarios_of_a_policy_share_one_structure():
+    policies = {item["scenario"]["policy"] for item in RECORDED}
+    assert policies == {"fcfs", "priority"}
+    for policy in policies:
+        scenarios = [item["scenario"] for item in RECORDED if item["scenario"]["policy"] == policy]
+        programs = [vllm_scenario.program_of(scenario, "0.33.0")[0] for scenario in scenarios]
+        assert len({structure_of(program) for program in programs}) == 1
 
 
 def structure_of(program) -> Any:
@@ -196,7 +200,7 @@ def structure_of(program) -> Any:
 
 def test_a_line_that_cannot_be_answered_leaves_the_others(engine, answered):
     refused = answered(REFUSED, "0.33.0", engine)
-    assert isinstance(refused, sq.ProgramError) and "'priority' is not supported yet" in str(refused)
+    assert isinstance(refused, sq.ProgramError) and "'sjf' is not known" in str(refused)
     assert answered(RECORDED[0]["scenario"], "0.33.0", engine)["end"] == RECORDED[0]["results"]["0.33.0"]["end"]
 
 
@@ -211,7 +215,7 @@ def test_differences_are_seen():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"policy": "priority"}, "$.policy: 'priority' is not supported yet"),
+    ({"policy": "sjf"}, "$.policy: 'sjf' is not known"),
     ({"requests": [{"prompt": 10, "out": 2, "arrive": 0, "prefix": {"group": "a", "len": 4}}]}, "$.requests[0].prefix"),
     ({"requests": [{"prompt": 10, "arrive": 0}]}, "$.requests[0].out: None is not allowed"),
     ({"requests": []}, "the scenario has no requests and no sessions"),
@@ -237,13 +241,13 @@ def test_driver_refuses_files(text, tmp_path, capsys):
 def test_driver_answers_each_line(tmp_path):
     pytest.importorskip("oracle")
     path = tmp_path / "two.jsonl"
-    items = [RECORDED[0]["scenario"], {"scenario": RECORDED[1]["scenario"]}, {"policy": "priority"}]
+    items = [RECORDED[0]["scenario"], {"scenario": RECORDED[1]["scenario"]}, {"policy": "sjf"}]
     path.write_text("\n".join(map(json.dumps, items)) + "\n")
     run = subprocess.run(
         [sys.executable, str(ROOT / "experiments/vllm_scenario.py"), str(path), "--json", "--engine", "oracle"],
         capture_output=True, text=True, check=True)
     *ends, refused = [json.loads(line) for line in run.stdout.splitlines()]
-    assert "'priority' is not supported yet" in refused["error"] and "'priority'" in run.stderr
+    assert "'sjf' is not known" in refused["error"] and "'sjf'" in run.stderr
     assert [e["scenario"] for e in ends] == [item["scenario"]["name"] for item in RECORDED[:2]]
     assert not [d for end, item in zip(ends, RECORDED) for d in
                 differences(end, item["results"]["0.33.0"], item["scenario"]["clock"])]
@@ -261,11 +265,11 @@ def test_a_file_is_one_call_of_the_array_engine(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sq, "run_many", run_many)
     scenarios = [item["scenario"] for item in RECORDED[:5]]
     path = tmp_path / "some.jsonl"
-    path.write_text("\n".join(map(json.dumps, [*scenarios[:2], {"policy": "priority"}, *scenarios[2:]])) + "\n")
+    path.write_text("\n".join(map(json.dumps, [*scenarios[:2], {"policy": "sjf"}, *scenarios[2:]])) + "\n")
     assert vllm_scenario.main([str(path), "--json"]) == 0
     out, err = capsys.readouterr()
     results = [json.loads(line) for line in out.splitlines()]
-    assert calls == [(5, True)] and "'priority' is not supported yet" in err and "error" in results.pop(2)
+    assert calls == [(5, True)] and "'sjf' is not known" in err and "error" in results.pop(2)
     assert [result["scenario"] for result in results] == [scenario["name"] for scenario in scenarios]
-    path.write_text(json.dumps({"policy": "priority"}) + "\n")
+    path.write_text(json.dumps({"policy": "sjf"}) + "\n")
     assert vllm_scenario.main([str(path), "--json"]) == 1

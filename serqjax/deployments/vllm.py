@@ -13,6 +13,8 @@ The rules, and where each stands below:
 - growth that does not fit preempts the request admitted last, which goes back to the head of the line and
   recomputes its output as prefill: `preempt`, `known`;
 - requests that arrive at one time queue by place: keys `[-Waited, serial]`;
+- under `priority` the line is ordered by priority (a smaller number is more urgent), the time of sending and place, for
+  preempted requests too; the victim is the last in that order;
 - 0.33.0 lifts `long_prefill_token_threshold` while a request is alone in the engine: `chunk`;
 - 0.11.2 keeps free and cached blocks in one list in the order of release: `uncached="in_order"`.
 
@@ -29,10 +31,12 @@ from ..builder import AbstractDeployment, Builder, Served
 from ..costs import Cost, affine
 from ..errors import Problem, ProgramError
 from ..ir.expr import Expr, Num, Param
-from ..ir.program import EVICT_LRU, Enter, Leave, Preempt, Require, Run, Step
+from ..ir.program import EVICT_LRU, Enter, Leave, Op, Preempt, Require, Run, Step
 
 #: Engine versions whose rules are known (and recorded).
 VERSIONS = ("0.33.0", "0.11.2")
+#: Orders in which requests wait and are preempted.
+POLICIES = ("fcfs", "priority")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Vllm(AbstractDeployment):
     scheduler_reserve_full_isl: bool
     watermark: float
     cost: Cost | Expr
+    scheduling_policy: str = "fcfs"
     name: str = "vllm"
     arrival_tie: str = "serial"
     shared_structure: bool = False
@@ -59,6 +64,9 @@ class Vllm(AbstractDeployment):
         if self.engine_version not in VERSIONS:
             problems.append(Problem("engine_version", f"{self.engine_version!r} is not known",
                                     "use one of " + ", ".join(VERSIONS)))
+        if self.scheduling_policy not in POLICIES:
+            problems.append(Problem("scheduling_policy", f"{self.scheduling_policy!r} is not known",
+                                    "use one of " + ", ".join(POLICIES)))
         least = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "num_gpu_blocks": 2, "block_size": 1,
                  "long_prefill_token_threshold": 0, "max_model_len": 2}
         for name, low in least.items():
@@ -95,18 +103,29 @@ class Vllm(AbstractDeployment):
         # all who run or wait, whoever they are: 1 is a request that is alone
         return "long_prefill_token_threshold if Holders(reqs) + Queued(reqs) > 1 else 0"
 
+    @property
+    def _urgency(self) -> tuple[str, ...]:
+        """Attributes by which requests are ordered under `priority`, the most urgent least."""
+        return ("priority", f"{self.name}.sent_s", self.arrival_tie)
+
     def declare(self, b: Builder) -> None:
         for attr in ("cached", "computed", "serial", self.arrival_tie):
             b.attr(attr)
+        queue, victims = ("-Waited", self.arrival_tie), ("-Admission",)
+        requeue: Literal["head", "tail"] = "head"
+        if self.scheduling_policy == "priority":
+            for attr in self._urgency:
+                b.attr(attr)
+            queue, victims, requeue = self._urgency, tuple(f"-{attr}" for attr in self._urgency), "tail"
         b.param("max_num_seqs", self.max_num_seqs, "requests")
         b.param("max_num_batched_tokens", self.max_num_batched_tokens, "tokens")
         b.param("kv.cap", (self.num_gpu_blocks - 1) * self.block_size, "tokens")
         if self._threshold is not None:
             b.param("long_prefill_token_threshold", self.long_prefill_token_threshold, "tokens")
-        b.pool("reqs", cap=Param("max_num_seqs"), queue=b.order("-Waited", self.arrival_tie, tie="queued"),
+        b.pool("reqs", cap=Param("max_num_seqs"), queue=b.order(*queue, tie="queued"),
                admit_via=self.name)
         b.pool("kv", cap=Param("kv.cap"), block=Num(float(self.block_size)), evict=EVICT_LRU,
-               preempt=Preempt(order=b.order("-Admission", tie="latest")),
+               preempt=Preempt(order=b.order(*victims, tie="latest"), requeue=requeue),
                uncached="first" if self._newer else "in_order")
         b.stage(self.name, Step(
             budget=b("max_num_batched_tokens"),
@@ -121,8 +140,10 @@ class Vllm(AbstractDeployment):
         name = self.name
         known = f"{name}.known"
         b.attr(known)
-        send = [b.set(known, input), Require(b(f"{output} >= 1"), "a request generates at least one token")]
+        send: list[Op] = [b.set(known, input), Require(b(f"{output} >= 1"), "a request generates at least one token")]
         slot_oversize: str = "wait"
+        if self.scheduling_policy == "priority":
+            send.append(b.set(f"{name}.sent_s", "Now"))
         if self.max_model_len is not None:
             # vLLM refuses a prompt that leaves no room for a token, and ends a request at the limit
             b.param("max_model_len", self.max_model_len, "tokens")
@@ -183,7 +204,8 @@ class Vllm(AbstractDeployment):
 def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs: int = 256,
          max_num_batched_tokens: int = 2048, num_gpu_blocks: int = 27_000, block_size: int = 16,
          long_prefill_token_threshold: int = 0, max_model_len: int | None = None, enable_prefix_caching: bool = True,
-         scheduling_policy: str = "fcfs", scheduler_reserve_full_isl: bool = True, watermark: float = 0.0,
+         scheduling_policy: Literal["fcfs", "priority"] = "fcfs", scheduler_reserve_full_isl: bool = True,
+         watermark: float = 0.0,
          cost: Cost | Expr | None = None, **extra: Any) -> Vllm:
     """A vLLM engine with vLLM's own flag names and defaults; synchronous scheduling (`async_scheduling=False`).
 
@@ -196,7 +218,7 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     - `max_model_len`: tokens of prompt and output together at which a request ends (None: no limit); a prompt that
       leaves no room for a token is rejected.
     - `enable_prefix_caching`: a finished or preempted request's blocks serve the session's next request.
-    - `scheduling_policy`: `"fcfs"`; `"priority"` is refused until it is supported.
+    - `scheduling_policy`: `"fcfs"`, or `"priority"`: the workload gives each request a `priority`, smaller first.
     - `scheduler_reserve_full_isl`, `watermark`: 0.33.0 only; admission needs room for all known tokens, and
       a fraction of the blocks kept free while anything runs.
     - `cost`: seconds of an iteration, `serqjax.costs.affine(...)` (the default) or an expression of the IR.
@@ -204,10 +226,6 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     **Returns:** a deployment for `serqjax.program`; `.replace(max_num_seqs=...)` gives a changed one.
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
     """
-    if scheduling_policy != "fcfs":
-        if scheduling_policy == "priority":
-            raise ProgramError.at("scheduling_policy", '"priority" is not supported yet', 'use "fcfs"')
-        raise ProgramError.at("scheduling_policy", f"{scheduling_policy!r} is not known", 'use "fcfs"')
     internal = {"name", "arrival_tie", "shared_structure"}
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
@@ -216,11 +234,11 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
         num_gpu_blocks=num_gpu_blocks, block_size=block_size,
         long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching, scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-        watermark=watermark, cost=affine() if cost is None else cost, **extra,
+        watermark=watermark, cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, **extra,
     )
 
 
 def _nearest_flag(name: str) -> str:
     from ..builder import nearest
 
-    return nearest(name, [f.name for f in dataclasses.fields(Vllm)] + ["scheduling_policy"])
+    return nearest(name, [f.name for f in dataclasses.fields(Vllm)])
