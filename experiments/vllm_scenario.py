@@ -7,7 +7,7 @@ A scenario names an engine's flags and its requests or sessions, and a clock: on
 admitted and preempted, and how the run ended. Of a `.jsonl` file each line is a scenario (or an object with
 one under "scenario"), and one line of JSON answers each; a line that cannot be answered has an "error" that says why,
 and the exit code is 1 if no line could be. The scenarios of a file run in one call of the array engine, and all of
-an engine version and policy share one structure: flags and lengths are numbers of the program, so that it compiles once.
+an engine version and policy share one structure: flags and lengths are numbers of the program (it compiles once).
 
 **Source:** the scenario and result formats of the recordings of the real scheduler (`oracle/vllm/README.md`).
 """
