@@ -1,6 +1,7 @@
 """Pools whose blocks are shared by content, as a vLLM engine shares its prefix cache.
 
-A block has content once all its units are computed, or are certain to be in the iteration that is being planned. Content
+A block has content once all its units are computed, or are certain to be in the iteration that is being planned (in a
+pool that finds blocks when they are `released`: from then on, and only if no other block has this content). Content
 is a chain: block j of two sessions is the same if everything before it is the same too. A session that is admitted
 *hits* the longest run of blocks, from its start, whose contents are in the pool, held by others or by nobody; of
 several copies of one content it takes the one that got it first. Blocks that nobody holds any more stand in one
@@ -57,11 +58,12 @@ class Chain:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """The blocks of one hold in the order of its units; the first `named` ones have content."""
+    """The blocks of one hold in the order of its units: the first `found` were shared, the first `named` have content."""
 
     chain: Chain | None
     blocks: list[Block]
-    named: int = 0
+    found: int
+    named: int
 
 
 class Blocks:
@@ -162,7 +164,7 @@ class Blocks:
 
     def take(self, chain: Chain | None, hits: list[Block], units: float) -> Held:
         """A hold of `units` that shares the blocks `hits` with whoever has them."""
-        held = Held(chain, list(hits), len(hits))
+        held = Held(chain, list(hits), len(hits), len(hits))
         for block in hits:
             if block.count == 0:
                 del self.queue[block]
@@ -196,19 +198,26 @@ class Blocks:
             self.machine.act(Action.evict, -1, self.pool.index, evicted * self.size)
 
     def compute(self, held: Held, units: float) -> None:
-        """The first `units` are computed, or will be in this iteration: their whole blocks have content."""
+        """The first `units` are computed, or will be in this iteration: their whole blocks can be found."""
+        if self.pool.pool.found == "scheduled":
+            self.name(held, int(units // self.size))
+
+    def name(self, held: Held, count: int) -> None:
+        """The first `count` blocks of a hold get their contents."""
         if held.chain is None:
             return
-        for j in range(held.named, min(int(units // self.size), len(held.blocks))):
-            block = held.blocks[j]
-            block.content = self.content(held.chain, j)
-            self.copies.setdefault(block.content, {})[block] = None
+        for j in range(held.named, min(count, len(held.blocks))):
+            block, content = held.blocks[j], self.content(held.chain, j)
             held.named = j + 1
+            if self.pool.pool.found == "released" and content in self.copies:
+                continue
+            block.content = content
+            self.copies.setdefault(content, {})[block] = None
 
     def give_back(self, held: Held, keep: float) -> float:
-        """A hold ends and keeps at most `keep` units cached (blocks that others hold keep their content); units kept."""
-        self.compute(held, keep)
-        kept = min(int((keep + EPS) // self.size), held.named)
+        """A hold ends and keeps `keep` units cached, and all blocks that it found or that others hold; units kept."""
+        self.name(held, int((keep + EPS) // self.size))
+        kept = min(max(int((keep + EPS) // self.size), held.found), held.named)
         del self.open[held]
         for j in reversed(range(len(held.blocks))):
             block = held.blocks[j]

@@ -102,7 +102,7 @@ def attempt(machine: Machine, waiting: Waiting) -> Trial:
         shared = machine.pools[place].blocks
         if shared is not None and scope.keep[take] is not None:
             reuse = math.inf if scope.reuse is None else max(scope.reuse(look), 0.0)
-            hits[take] = shared.usable(look, min(reuse, units[take]))
+            hits[take] = shared.usable(look, min(reuse, machine.pools[place].up(units[take])))
     return Trial(attrs, units, needs, hits)
 
 

@@ -127,7 +127,9 @@ class Pool(Part, frozen=True, kw_only=True):
     - `on_end`: what the end of a session does with its cache entry.
     - `sharing`: whose cached units a session may use: its `own` entry, or whole blocks of equal `content`, whoever
       computed them (blocks.py of the oracle says how). `content`: what the leading units of a session are, one part
-      after the other; all that follows is the session's own.
+      after the other; all that follows is the session's own. `found`: from when on a block can be found: `scheduled`,
+      from the plan of the iteration that computes it (as in vLLM), or `released`, when its hold has given it back; then
+      a block whose content is in the pool already is not kept a second time.
     - `array`, `index`: member of an array (report label; `Member` picks one).
     """
 
@@ -143,6 +145,7 @@ class Pool(Part, frozen=True, kw_only=True):
     reserve_held: bool = False
     sharing: Literal["own", "content"] = "own"
     content: tuple[Segment | Recorded, ...] = ()
+    found: Literal["scheduled", "released"] = "scheduled"
     array: str | None = None
     index: int | None = None
 
