@@ -45,6 +45,8 @@ class Session:
     arrive: float
     turns: tuple[tuple[float, float, float], ...]
     priority: float = 0.0
+    group: float = 0.0
+    prefix: float = 0.0  # leading tokens that are those of the group
 
     def turn_name(self, turn: int) -> str:
         return self.name if len(self.turns) == 1 else f"{self.name}.{turn}"
@@ -65,11 +67,15 @@ class Scripted(AbstractWorkload):
             # the program thinks after a turn, the scenario before it
             after = [think for _, _, think in session.turns[1:]] + [0.0]
             turns.append(tuple((new, out, think) for (new, out, _), think in zip(session.turns, after)))
+        columns = ("place", "priority")
+        if deployment.shared_prefixes:  # type: ignore[attr-defined]
+            columns += ("group", "prefix")
+        rows = tuple((float(place), session.priority, session.group, session.prefix)[: len(columns)]
+                     for place, session in self.rows)
         start = conversation(b, deployment, "more", "think")
         return Sessions(start, Listed(
             at=tuple(session.arrive for _, session in self.rows),
-            attrs=("place", "priority"),
-            values=tuple((float(place), session.priority) for place, session in self.rows),
+            attrs=columns, values=rows,
             turn_attrs=("new", "out", "think"), turns=tuple(turns),
         ))
 
@@ -77,12 +83,19 @@ class Scripted(AbstractWorkload):
 def sessions_of(scenario: dict[str, Any]) -> list[Session]:
     """The scenario's requests and sessions, in the order of their place."""
     found = []
+    groups: dict[Any, int] = {}
     for i, request in enumerate(scenario.get("requests", [])):
-        if isinstance(request, dict) and "prefix" in request:
-            raise ProgramError.at(f"$.requests[{i}].prefix", "prefixes shared between requests are not supported yet")
         place = f"$.requests[{i}]"
         turn = _number(request, place, "prompt", 1), _number(request, place, "out", 1), 0.0
-        found.append(Session(f"r{i}", _number(request, place, "arrive", 0, 0.0), (turn,), _priority(request, place)))
+        group = prefix = 0.0
+        if "prefix" in request:
+            name = request["prefix"].get("group") if isinstance(request["prefix"], dict) else None
+            if not isinstance(name, (int, float, str)):
+                raise ProgramError.at(f"{place}.prefix.group", f"{name!r} is not allowed", "name the group")
+            group = float(groups.setdefault(name, len(groups)))
+            prefix = min(_number(request["prefix"], f"{place}.prefix", "len", 0), turn[0])
+        arrive = _number(request, place, "arrive", 0, 0.0)
+        found.append(Session(f"r{i}", arrive, (turn,), _priority(request, place), group, prefix))
     for i, session in enumerate(scenario.get("sessions", [])):
         place = f"$.sessions[{i}]"
         turns = tuple(
@@ -124,6 +137,8 @@ def program_of(scenario: Any, engine_version: str) -> tuple[Program, list[Sessio
     watermark = _number(scenario, "$", "watermark", 0, 0.0)
     cost = costs.affine() if clock == "seconds" else costs.affine(
         base_s=1, per_decode_s=0, per_kv_tok_s=0, per_prefill_tok_s=0, per_attention_s=0, preempt_only_s=1)
+    sessions = sessions_of(scenario)
+    shares = any(session.prefix for session in sessions)
     deployment = deployments.vllm(
         engine_version=engine_version,  # type: ignore[arg-type]
         max_num_seqs=flags["max_seqs"], max_num_batched_tokens=flags["budget"], block_size=flags["block_size"],
@@ -131,9 +146,10 @@ def program_of(scenario: Any, engine_version: str) -> tuple[Program, list[Sessio
         enable_prefix_caching=bool(scenario.get("prefix_caching", True)),
         scheduler_reserve_full_isl=bool(scenario.get("reserve_full_isl", True)),
         watermark=0.0 if engine_version == "0.11.2" else watermark, cost=cost,
-        scheduling_policy=policy, arrival_tie="place", shared_structure=True,
+        shared_prefixes=(("group", "prefix"),) if shares else (), scheduling_policy=policy, arrival_tie="place",
+        shared_structure=True,
     )
-    ordered = sorted(enumerate(sessions_of(scenario)), key=lambda item: (item[1].arrive, item[0]))
+    ordered = sorted(enumerate(sessions), key=lambda item: (item[1].arrive, item[0]))
     program = sq.program(deployment, Scripted(tuple(ordered)), name="vllm_scenario")
     sq.check(program)
     return program, [session for _, session in ordered]

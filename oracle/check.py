@@ -21,6 +21,10 @@ def check_ownership(machine: Machine) -> None:
     """`allocated + cached + free = cap`, with used = sum of allocations and cached = sum of entries."""
     for pool in machine.pools:
         name, tolerance = pool.pool.name, EPS * max(1.0, pool.used + pool.cached)
+        if pool.blocks is not None:
+            for fault in pool.blocks.faults():
+                raise OwnershipError(f"pool `{name}`: {fault}")
+            continue
         allocated = sum(session.units(pool.index) for session in pool.distinct)
         entries = sum(entry.size for entry in pool.entries.values())
         if abs(allocated - pool.used) > tolerance:

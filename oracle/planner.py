@@ -275,6 +275,9 @@ class Step(Stage):
                     return Give.goes_on
                 if growth is Growth.preempted_itself:
                     return Give.preempted_itself
+            shared = self.machine.pools[job.grows].blocks
+            if shared is not None and hold.held is not None:
+                shared.compute(hold.held, hold.pos + tokens)
         plan.given.append(Given(job, tokens))
         plan.left -= tokens
         return Give.goes_on

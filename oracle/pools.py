@@ -14,6 +14,7 @@ from serqjax.ir.structure import number
 from serqjax.ir.time import seconds
 from serqjax.report.raw import Action, PoolTotals
 
+from .blocks import Blocks
 from .expressions import EPS, Look
 from .session import Session, Status, Waiting
 from .statistics import Signal
@@ -68,6 +69,7 @@ class Pool:
         self.line: list[Waiting] = []
         self.growers: list[Grower] = []
         self.totals = PoolTotals()
+        self.blocks = Blocks(machine, self) if pool.sharing == "content" else None
         self.signal_used, self.signal_cached = Signal(), Signal()
         self.signal_queue, self.signal_holders = Signal(), Signal()
 
@@ -107,13 +109,16 @@ class Pool:
         """Distinct holders by their first hold."""
         return list(dict.fromkeys(self.holders))
 
-    def state(self, fun: str, session: Session | None) -> float:
+    def state(self, fun: str, look: Look) -> float:
+        session = look.session
         match fun:
             case "Used":
                 return self.used
             case "Free":
                 return self.cap - self.used
             case "CachedIn":
+                if self.blocks is not None:
+                    return self.blocks.found(look) if session else 0.0
                 entry = self.entries.get(session.serial) if session else None
                 return entry.size if entry else 0.0
             case "Allocated":

@@ -176,6 +176,7 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
                 tuple((w.session.serial, w.resumed, w.requeued) for w in pool.line),
                 tuple((g.session.serial, g.units) for g in pool.growers),
                 tuple((e.serial, e.size) for e in entries),
+                None if pool.blocks is None else pool.blocks.signature(),
                 tuple(s.serial for s in pool.holders),
             )
         )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from serqjax.ir import program as ir
 from serqjax.report.raw import Action
 
+from .blocks import Block
 from .expressions import EPS, Function, Look, RunError, amount
 from .pools import Grower, Pool
 from .session import Hold, OpenScope, Session, Status, Waiting
@@ -29,11 +31,12 @@ class Growth(Enum):
 
 @dataclass(slots=True)
 class Trial:
-    """What an admission would take: the attributes after the lets, units and need of each pool."""
+    """What an admission would take: the attributes after the lets, units and need of each pool, blocks it would share."""
 
     attrs: list[float]
     units: list[float]
     needs: list[float]
+    hits: list[list[Block]]
 
 
 class Scope:
@@ -94,7 +97,13 @@ def attempt(machine: Machine, waiting: Waiting) -> Trial:
     for u, r in zip(scope.units, scope.reserve):
         units.append(amount(u(look)))
         needs.append(units[-1] if r is None else max(units[-1], amount(r(look))))
-    return Trial(attrs, units, needs)
+    hits: list[list[Block]] = [[] for _ in units]
+    for take, place in enumerate(waiting.pools):
+        shared = machine.pools[place].blocks
+        if shared is not None and scope.keep[take] is not None:
+            reuse = math.inf if scope.reuse is None else max(scope.reuse(look), 0.0)
+            hits[take] = shared.usable(look, min(reuse, machine.pools[place].up(units[take])))
+    return Trial(attrs, units, needs, hits)
 
 
 def admit_next(machine: Machine, pool: Pool) -> bool:
@@ -102,8 +111,10 @@ def admit_next(machine: Machine, pool: Pool) -> bool:
     waiting = pool.select()
     trial = attempt(machine, waiting)
     pools = [machine.pools[place] for place in waiting.pools]
-    if not all(p.fits(p.up(need)) for p, need in zip(pools, trial.needs)):
-        return False
+    for p, need, hits in zip(pools, trial.needs, trial.hits):
+        held_already = 0.0 if p.blocks is None else p.blocks.held_already(hits)
+        if not p.fits(p.up(need) - held_already):
+            return False
     pool.line.remove(waiting)
     admit(machine, waiting, trial)
     return True
@@ -120,14 +131,18 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
     most_own = 0.0
     for take, (place, units, need) in enumerate(zip(waiting.pools, trial.units, trial.needs)):
         pool = machine.pools[place]
-        own = pool.consume(session, reuse) if scope.keep[take] is not None else 0.0
+        caches, alloc, held = scope.keep[take] is not None, pool.up(units), None
+        if pool.blocks is not None:
+            held = pool.blocks.take(pool.blocks.chain(look) if caches else None, trial.hits[take], alloc)
+            own = held.named * pool.blocks.size
+        else:
+            own = pool.consume(session, reuse) if caches else 0.0
+            pool.make_room(alloc)
+            pool.used += alloc
         most_own = max(most_own, own)
-        alloc = pool.up(units)
-        pool.make_room(alloc)
-        pool.used += alloc
         pool.add_holder(session)
         pool.totals.admissions += 1
-        opened.holds.append(Hold(place, take, alloc, pos=own, reserved=pool.up(need)))
+        opened.holds.append(Hold(place, take, alloc, pos=own, reserved=pool.up(need), held=held))
         machine.act(Action.admit, session.serial, place, alloc)
     machine.set_attr(session, "cached", most_own)
     session.adm = machine.next_admission()
@@ -174,16 +189,27 @@ def give_back(machine: Machine, session: Session, *, finished: bool) -> OpenScop
     for hold in opened.holds:
         pool = machine.pools[hold.pool]
         released, hold.alloc = hold.alloc, 0.0
-        pool.used -= released
-        pool.remove_holder(session)
-        machine.act(Action.release, session.serial, hold.pool, released)
+        if hold.held is None:
+            pool.used -= released
+            pool.remove_holder(session)
+            machine.act(Action.release, session.serial, hold.pool, released)
         kept, keep = 0.0, scope.keep[hold.take]
         if keep is not None:
             ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
             value = keep(Look(session.attrs, session.stream, session, ctx))
             want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
             computed = hold.pos if opened.grown or not finished else released
+            if pool.blocks is not None and hold.held is not None:  # as far as it was planned, if not computed
+                computed = max(computed, hold.held.named * pool.blocks.size)
             kept = pool.down(min(want, computed))
+        if pool.blocks is not None and hold.held is not None:
+            kept = pool.blocks.give_back(hold.held, kept)
+            hold.held = None
+            pool.remove_holder(session)
+            machine.act(Action.release, session.serial, hold.pool, released)
+            if kept > 0.0:
+                machine.act(Action.cache, session.serial, hold.pool, kept)
+            continue
         if pool.pool.uncached == "in_order" and released > kept:
             pool.add_dead(released - kept, session.attrs)
         if kept > 0.0:
@@ -223,8 +249,11 @@ def grow(machine: Machine, session: Session, place: int, units: float, job: Job 
 
 
 def take_more(machine: Machine, session: Session, pool: Pool, hold: Hold, need: float) -> None:
-    pool.make_room(need)
-    pool.used += need
+    if pool.blocks is not None and hold.held is not None:
+        pool.blocks.add(hold.held, need)
+    else:
+        pool.make_room(need)
+        pool.used += need
     hold.alloc += need
     machine.act(Action.grow, session.serial, pool.index, need)
 

@@ -14,6 +14,7 @@ from .expressions import Look
 from .streams import STATEMENTS, Stream, sub_seed
 
 if TYPE_CHECKING:
+    from .blocks import Chain, Held
     from .stages import Job
 
 
@@ -37,6 +38,7 @@ class Hold:
     alloc: float
     pos: float
     reserved: float
+    held: Held | None = None  # its blocks, in a pool that shares them by content
 
 
 @dataclass(slots=True)
@@ -116,6 +118,7 @@ class Session:
     growing_pool: int = -1
     preempted_at: dict[int, float] = field(default_factory=dict)
     stuck: bool = False
+    chains: dict[int, Chain] = field(default_factory=dict)  # by pool: what its blocks contain
     alone_in: set[int] = field(default_factory=set)  # pools where it preempted itself, nobody else holding units
     ready_tick: int = -1
     ready_count: int = 0

@@ -12,6 +12,7 @@ from ..errors import Problem, ProgramError
 from ..ir.program import Program
 from .amounts import check_amounts
 from .bounds import check_bounds
+from .content import check_content
 from .describe import as_text as as_text
 from .describe import describe as describe
 from .facts import Facts as Facts
@@ -56,6 +57,7 @@ def find_problems(program: Program) -> list[Problem]:
         check_moments(index, problems)
         check_orders(index, problems)
         check_amounts(index, problems)
+        check_content(index, problems)
         check_reach(index, problems)
         check_progress(index, problems)
         if not problems:

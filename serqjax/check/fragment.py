@@ -25,6 +25,8 @@ def unsupported(program: Program) -> list[Problem]:
     for i, pool in enumerate(program.pools):
         if pool.reserve_held:
             _refuse(problems, f"$.pools[{i}].reserve_held", f"pool `{pool.name}`", "holds that keep their reserve")
+        if pool.sharing == "content":
+            _refuse(problems, f"$.pools[{i}].sharing", f"pool `{pool.name}`", "blocks shared by content")
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, ProcessorSharing):
             _refuse(problems, f"$.stages[{i}].kind", f"stage `{stage.name}`", "processor sharing")

@@ -78,6 +78,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
         *_of_plan(kind, f"$.stages[{stage}].kind", fixed),
         *_of_growth(pools, f"$.stages[{stage}]"),
         *(_of_eviction(program, pool) if pool >= 0 else ()),
+        *_of_sharing(program, pools),
         *_of_head(program, program.stages[stage].name),
     ]
     forbidden = {part for obstacle in obstacles for part in obstacle.forbids}
@@ -121,6 +122,13 @@ def _of_eviction(program: Program, pool: int) -> Iterator[Obstacle]:
         yield Obstacle(("evicts",), f"{at}.block", "the pool has no block, so whole entries are evicted")
     if not is_lru(spec.evict):
         yield Obstacle(("evicts",), f"{at}.evict", "entries are not evicted in release order")
+
+
+def _of_sharing(program: Program, pools: list[int | None]) -> Iterator[Obstacle]:
+    """Whole blocks get content from iteration to iteration, where others may find them."""
+    for pool in pools:
+        if pool is not None and program.pools[pool].sharing == "content":
+            yield Obstacle(("windows", "at_once"), f"$.pools[{pool}].sharing", "its blocks are shared by content")
 
 
 def grown_pools(program: Program, stage: str) -> list[int | None]:

@@ -47,6 +47,7 @@ MOMENTS: dict[str, Moment] = {
         "a keep, read when the hold gives back", _contexts("Now Finished HoldPosition"), draws=True, hidden=True
     ),
     "join": Moment("an oversize amount, read when the session joins the line", frozenset(), state=False),
+    "content": Moment("what a session's units contain", frozenset(), state=False),
     "admit": Moment("a hold's header, read at admission", _contexts("Now Requeued")),
     "select": Moment("a queue key, read before a waiting session is selected", _contexts("Now Waited")),
     "evict": Moment("an eviction key, read for each entry", _contexts("Now Size Age Last Queued"), draws=True),

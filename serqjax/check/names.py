@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir.expr import Attr, Member, Param, StageState
-from ..ir.program import Enter, Fifo, Let, Listed, Number, Observe, Op, Set
+from ..ir.program import Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set
 from .index import Index, Problems, known, targets
 from .positions import Reference, nodes, positions, references
 
@@ -99,6 +99,9 @@ def numbers(index: Index) -> Iterable[tuple[str, str, Number | None]]:
     for i, pool in enumerate(program.pools):
         yield f"$.pools[{i}].cap", f"pool `{pool.name}`: the cap", pool.cap  # type: ignore[misc]
         yield f"$.pools[{i}].block", f"pool `{pool.name}`: the block", pool.block
+        for k, part in enumerate(pool.content):
+            if isinstance(part, Recorded):
+                yield f"$.pools[{i}].content[{k}].span", f"pool `{pool.name}`: the units of a content", part.span
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, Fifo):
             yield f"$.stages[{i}].kind.servers", f"stage `{stage.name}`: the servers", stage.kind.servers

@@ -21,6 +21,7 @@ from ..ir.program import (
     Renewal,
     Require,
     Run,
+    Segment,
     Set,
     Step,
 )
@@ -63,6 +64,11 @@ def positions(program: Program) -> Iterator[Position]:
         yield from _order(f"{here}.evict", owner, "an eviction key", "evict", pool.evict.keys)
         if pool.preempt is not None:
             yield from _order(f"{here}.preempt.order", owner, "a victim key", "victim", pool.preempt.order.keys)
+        for k, part in enumerate(pool.content):
+            if isinstance(part, Segment):
+                yield Position(f"{here}.content[{k}].key", owner, "the key of a content", "content", part.key)
+            if part.length is not None:
+                yield Position(f"{here}.content[{k}].length", owner, "the length of a content", "content", part.length)
     for i, stage in enumerate(program.stages):
         here, owner, kind = f"$.stages[{i}].kind", f"stage `{stage.name}`", stage.kind
         if isinstance(kind, Step):

@@ -16,7 +16,9 @@ The rules, and where each stands below:
 - under `priority` the line is ordered by priority (a smaller number is more urgent), the time of sending and place, for
   preempted requests too; the victim is the last in that order;
 - 0.33.0 lifts `long_prefill_token_threshold` while a request is alone in the engine: `chunk`;
-- 0.11.2 keeps free and cached blocks in one list in the order of release: `uncached="in_order"`.
+- 0.11.2 keeps free and cached blocks in one list in the order of release: `uncached="in_order"`;
+- requests find each other's blocks, from the moment these are scheduled: `sharing="content"`. Where no two sessions
+  have a token in common, this is the same as each finding its own, which is faster to run.
 
 **Source:** `design.md`, section 6; `oracle/vllm`.
 """
@@ -25,13 +27,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..builder import AbstractDeployment, Builder, Served
 from ..costs import Cost, affine
 from ..errors import Problem, ProgramError
 from ..ir.expr import Expr, Num, Param
-from ..ir.program import EVICT_LRU, Enter, Leave, Op, Preempt, Require, Run, Step
+from ..ir.program import EVICT_LRU, Enter, Leave, Op, Preempt, Require, Run, Segment, Step
 
 #: Engine versions whose rules are known (and recorded).
 VERSIONS = ("0.33.0", "0.11.2")
@@ -55,6 +58,7 @@ class Vllm(AbstractDeployment):
     watermark: float
     cost: Cost | Expr
     scheduling_policy: str = "fcfs"
+    shared_prefixes: tuple[tuple[str, str], ...] = ()
     name: str = "vllm"
     arrival_tie: str = "serial"
     shared_structure: bool = False
@@ -126,7 +130,9 @@ class Vllm(AbstractDeployment):
                admit_via=self.name)
         b.pool("kv", cap=Param("kv.cap"), block=Num(float(self.block_size)), evict=EVICT_LRU,
                preempt=Preempt(order=b.order(*victims, tie="latest"), requeue=requeue),
-               uncached="first" if self._newer else "in_order")
+               uncached="first" if self._newer else "in_order",
+               sharing="content" if self.shared_prefixes else "own",
+               content=tuple(Segment(key=b.attr(key), length=b.attr(length)) for key, length in self.shared_prefixes))
         b.stage(self.name, Step(
             budget=b("max_num_batched_tokens"),
             cost=self.cost.declare(b) if isinstance(self.cost, Cost) else self.cost,
@@ -205,8 +211,8 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
          max_num_batched_tokens: int = 2048, num_gpu_blocks: int = 27_000, block_size: int = 16,
          long_prefill_token_threshold: int = 0, max_model_len: int | None = None, enable_prefix_caching: bool = True,
          scheduling_policy: Literal["fcfs", "priority"] = "fcfs", scheduler_reserve_full_isl: bool = True,
-         watermark: float = 0.0,
-         cost: Cost | Expr | None = None, **extra: Any) -> Vllm:
+         watermark: float = 0.0, shared_prefixes: Sequence[tuple[str, str]] = (), cost: Cost | Expr | None = None,
+         **extra: Any) -> Vllm:
     """A vLLM engine with vLLM's own flag names and defaults; synchronous scheduling (`async_scheduling=False`).
 
     **Arguments:**
@@ -218,6 +224,9 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     - `max_model_len`: tokens of prompt and output together at which a request ends (None: no limit); a prompt that
       leaves no room for a token is rejected.
     - `enable_prefix_caching`: a finished or preempted request's blocks serve the session's next request.
+    - `shared_prefixes`: what sessions have in common, as pairs of session attributes: the first so many tokens
+      (the second attribute) are those of all sessions with an equal first attribute; then the next pair. All that
+      follows is the session's own. They find each other's blocks, as soon as these are scheduled.
     - `scheduling_policy`: `"fcfs"`, or `"priority"`: the workload gives each request a `priority`, smaller first.
     - `scheduler_reserve_full_isl`, `watermark`: 0.33.0 only; admission needs room for all known tokens, and
       a fraction of the blocks kept free while anything runs.
@@ -234,7 +243,8 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
         num_gpu_blocks=num_gpu_blocks, block_size=block_size,
         long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching, scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-        watermark=watermark, cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, **extra,
+        watermark=watermark, shared_prefixes=tuple((key, length) for key, length in shared_prefixes),
+        cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, **extra,
     )
 
 

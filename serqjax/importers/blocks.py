@@ -265,8 +265,6 @@ class Builder:
             return
         if fields.get("lease") is not None:
             source.refuse(f"{place}.lease", "a lease")
-        if fields.get("prefix"):
-            source.refuse(f"{place}.prefix", "a shared prefix")
         raw_cache, raw_reuse = fields.get("cache"), fields.get("reuse")
         keep = None if raw_cache is None else at_least_zero(read(raw_cache, f"{place}.cache"))
         reuse = None if raw_reuse is None else read(raw_reuse, f"{place}.reuse")
@@ -283,6 +281,8 @@ class Builder:
         if not takes:
             source.fail(f"{place}.pools", "a hold takes nothing", "name at least one pool")
             return
+        if self.requests is not None:
+            self.requests.prefixes.read(fields.get("prefix"), f"{place}.prefix", takes)
         # Without a cache clause nothing is consumed, so a reuse bound has nothing to bound.
         scope, then = self.open_scope("hold", tuple(takes), (), reuse if keep is not None else None)
         self.open_turn = self.open_turn or self.has_turn(fields.get("body"))

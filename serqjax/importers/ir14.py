@@ -132,6 +132,7 @@ class _Reader:
             if not isinstance(arrival, (ir.Poisson, ir.Renewal)):
                 source.fail("$.arrivals", "a number of arrivals needs open arrivals", "use Poisson or Renewal")
         seed = source.integer(self.field("seed"), "$.seed", 0, 2**64 - 1)
+        made_pools = requests.prefixes.apply(made_pools)
         source.raise_problems()
         slots = [ir.Attribute(name=n, hidden=n in hidden) for n in attrs]
         slots += [ir.Attribute(name=n, hidden=h) for n, h in requests.attributes.items()]

@@ -28,6 +28,7 @@ from .. import ir
 from ..ir.structure import walk
 from .blocks import Builder, oversize
 from .expressions import Expressions, at_least_zero
+from .prefix import Prefixes
 
 _ZERO, _ONE = ir.Num(0.0), ir.Num(1.0)
 
@@ -57,6 +58,7 @@ class Requests:
         self.expressions = expressions
         self.observes = observes
         self.hidden = hidden
+        self.prefixes = Prefixes(expressions)
         self.raw: dict[int, tuple[Any, str, str | None]] = {}
         self.specs: dict[int, Spec | None] = {}
         self.attributes: dict[str, bool] = {}  # name -> hidden
@@ -90,8 +92,6 @@ class Requests:
         if not fields:
             return None
         name = self.expressions.stages.names[stage]
-        if fields.get("prefix"):
-            source.refuse(f"{place}.prefix", "a shared prefix")
         known = ir.Attr(self.name(name, "known"))
         given = {"Input": ir.Attr(self.name(name, "input")), "Output": ir.Attr(self.name(name, "output"))}
         own: ir.Expr = _ZERO if memory is None else ir.PoolState("CachedIn", memory)
@@ -126,6 +126,7 @@ class Requests:
             takes.append(ir.Take(pool=pool, units=units, reserve=reserve, keep=keep, oversize=oversize(*join)))
         if not takes:
             source.fail(f"{place}.pools", "a request takes nothing", "name at least one pool")
+        self.prefixes.read(fields.get("prefix"), f"{place}.prefix", takes, at_admission)
         taken = memory is not None and any(take.pool == memory for take in takes)
         cached, let = (ir.Attr("cached") if taken and keep is not None else _ZERO), None
         if cached != _ZERO and reuse is None and len(takes) > 1:

@@ -57,11 +57,13 @@ from .program import Pool as Pool
 from .program import Preempt as Preempt
 from .program import ProcessorSharing as ProcessorSharing
 from .program import Program as Program
+from .program import Recorded as Recorded
 from .program import Renewal as Renewal
 from .program import Require as Require
 from .program import Respond as Respond
 from .program import Run as Run
 from .program import Scope as Scope
+from .program import Segment as Segment
 from .program import Set as Set
 from .program import Stage as Stage
 from .program import State as State

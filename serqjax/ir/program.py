@@ -94,6 +94,26 @@ class Preempt(Part, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- pools
 
 
+class Segment(Tagged, frozen=True, kw_only=True):
+    """`length` units of the content named `key` (None: to the end): unit u of it is unit u of every other such segment.
+
+    `length` 0: nothing. Keys are compared as numbers.
+    """
+
+    key: Expr
+    length: Expr | None = None
+
+
+class Recorded(Tagged, frozen=True, kw_only=True):
+    """The contents recorded with the session (`Listed.contents`, `Trace.contents`), each of `span` units, `length` in all.
+
+    A record shorter than `length` ends there.
+    """
+
+    span: Number
+    length: Expr
+
+
 class Pool(Part, frozen=True, kw_only=True):
     """Memory in units. `allocated + cached + free = cap` holds after every action.
 
@@ -105,6 +125,11 @@ class Pool(Part, frozen=True, kw_only=True):
       `first` (before every cached unit) or `in_order` (as dead entries in release order, as vLLM
       0.11.2 keeps one list of free and cached blocks).
     - `on_end`: what the end of a session does with its cache entry.
+    - `sharing`: whose cached units a session may use: its `own` entry, or whole blocks of equal `content`, whoever
+      computed them (blocks.py of the oracle says how). `content`: what the leading units of a session are, one part
+      after the other; all that follows is the session's own. `found`: from when on a block can be found: `scheduled`,
+      from the plan of the iteration that computes it (as in vLLM), or `released`, when its hold has given it back; then
+      a block whose content is in the pool already is not kept a second time.
     - `array`, `index`: member of an array (report label; `Member` picks one).
     """
 
@@ -118,6 +143,9 @@ class Pool(Part, frozen=True, kw_only=True):
     uncached: Literal["first", "in_order"] = "first"
     on_end: Literal["keep", "free"] = "keep"
     reserve_held: bool = False
+    sharing: Literal["own", "content"] = "own"
+    content: tuple[Segment | Recorded, ...] = ()
+    found: Literal["scheduled", "released"] = "scheduled"
     array: str | None = None
     index: int | None = None
 
@@ -353,6 +381,7 @@ class Listed(Tagged, frozen=True, kw_only=True):
     `attrs` names the columns of `values` (preset after `init`); None keeps what `init` set.
     `turn_attrs` names the columns of `turns[session][turn]`: set by the k-th `Turn`, which also
     sets `more` to 1 while another turn remains. A session past its last turn only gets `more` = 0.
+    `contents[session]`: names of the contents of its leading units (`Recorded`), whole numbers of 64 bits.
     """
 
     at: tuple[float, ...]
@@ -360,6 +389,7 @@ class Listed(Tagged, frozen=True, kw_only=True):
     values: tuple[tuple[float | None, ...], ...] = ()
     turn_attrs: tuple[str, ...] = ()
     turns: tuple[tuple[tuple[float | None, ...], ...], ...] = ()
+    contents: tuple[tuple[int, ...], ...] = ()
 
 
 class NoArrival(Tagged, frozen=True):
@@ -372,12 +402,14 @@ Arrival = Poisson | Renewal | Closed | Batch | Listed | NoArrival
 class Trace(Part, frozen=True, kw_only=True):
     """Recorded sessions that arriving sessions replay: `turns[session][turn]` in columns `attrs`.
 
-    `ordered`: session n replays trace session n modulo their number; otherwise a draw chooses.
+    `ordered`: session n replays trace session n modulo their number; otherwise a draw chooses. `contents`: as of
+    `Listed`, by trace session.
     """
 
     ordered: bool
     attrs: tuple[str, ...]
     turns: tuple[tuple[tuple[float, ...], ...], ...]
+    contents: tuple[tuple[int, ...], ...] = ()
 
 
 # ---------------------------------------------------------------- the program

@@ -92,7 +92,7 @@ def skeleton(program: Program) -> tuple[Program, tuple[float, ...]]:
         warmup_s=Num(0.0),
         seed=0,
         arrivals=None,
-        trace=None if program.trace is None else msgspec.structs.replace(program.trace, turns=()),
+        trace=None if program.trace is None else msgspec.structs.replace(program.trace, turns=(), contents=()),
     )
     shape = rebuild(bare, place)
     return shape, tuple(numbers) + tuple(p.value for p in program.params)
