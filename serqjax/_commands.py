@@ -144,7 +144,7 @@ def draw(
     workload: Workload = None,
     set_: Settings = None,
     trace: Trace = None,
-    out: Annotated[Path | None, Parameter(help="Write the picture to this SVG file (default: standard output).")] = None,
+    out: Annotated[Path | None, Parameter(help="Write the picture to this SVG file (default: stdout).")] = None,
 ) -> int:
     """Draw a program as SVG: the automaton of a session, and the pools and stages that serve it."""
     import serqjax as sq

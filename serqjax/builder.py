@@ -188,7 +188,7 @@ def parse(text: Text, attrs: Iterable[str] = (), params: Iterable[str] = (), pla
 
 
 def write(expr: Expr | Resource) -> str:
-    """The text of an expression, a pool or a stage, as `parse` reads it (draws, members of arrays and dots included)."""
+    """The text of an expression, a pool or a stage, as `parse` reads it."""
     return ast.unparse(_tree(expr))
 
 
@@ -439,4 +439,6 @@ def compose(deployment: AbstractDeployment, workload: AbstractWorkload, *, name:
     )
 
 
-__all__ = ["AbstractDeployment", "AbstractWorkload", "Builder", "Served", "Sessions", "Turn", "compose", "parse", "write"]
+__all__ = [
+    "AbstractDeployment", "AbstractWorkload", "Builder", "Served", "Sessions", "Turn", "compose", "parse", "write",
+]

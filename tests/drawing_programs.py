@@ -34,7 +34,8 @@ def disaggregated(prefill_engines: int = 3) -> Program:
     b.param("bytes_per_tok", 131072.0, "bytes")
     b.param("link_bytes_per_s", 25e9, "bytes/s")
     for i in range(prefill_engines):
-        b.pool(f"prefill_kv[{i}]", cap=Num(65536.0), block=Num(16.0), admit_via=f"prefill[{i}]", array="prefill_kv", index=i)
+        b.pool(f"prefill_kv[{i}]", cap=Num(65536.0), block=Num(16.0), admit_via=f"prefill[{i}]",
+               array="prefill_kv", index=i)
         b.stage(f"prefill[{i}]", Step(budget=b("8192"), cost=b("0.012 + 5.2e-5 * Npre + 4e-9 * Attn"),
                                       memory=f"prefill_kv[{i}]"), array="prefill", index=i)
     b.pool("slots", cap=Num(256.0), admit_via="decode")
@@ -54,7 +55,8 @@ def disaggregated(prefill_engines: int = 3) -> Program:
             exit=Run("network", "Plain", b("0.002"), "sent"))
     b.state("sent", exit=Enter("decode.request", Deadline(after=Param("patience_s"), target="given up")))
     b.state("decode.admitted", exit=Enter("prefill.request"), scope="decode.request")
-    b.state("prefill.admitted", exit=Run(Member("prefill", index), "Prefill", b("prompt"), "move"), scope="prefill.request")
+    b.state("prefill.admitted", exit=Run(Member("prefill", index), "Prefill", b("prompt"), "move"),
+            scope="prefill.request")
     b.state("move", b.observe("prefilled_s", "Now"),
             exit=Run("link", "Plain", b("prompt * bytes_per_tok / link_bytes_per_s"), "moved"), scope="prefill.request")
     b.state("moved", exit=Leave("decoding"), scope="prefill.request")

@@ -35,9 +35,9 @@ STATE, GATE, POOL, STAGE, OTHER = "#d9dee4", "#cfe0ee", "#cfe0ee", "#f1dfc4", "#
 #: Characters of a line in a box and on an arrow; of a text that takes more lines than LONGEST the rest is cut.
 BOX, ARROW, LONGEST = 46, 30, 12
 SPACE = "&#160;"
-#: Around a line in a box, where a viewer's font may be a little wider than Helvetica; around one on an arrow, so that it
-#: touches neither the arrow nor the frame that it lies in.
-IN_BOX, ON_ARROW = ("", 2 * SPACE), (SPACE, 6 * SPACE)
+#: Around a line in a box, where a viewer's font may be a little wider than Helvetica; around one on an arrow, so that
+#: it touches neither the arrow nor the frame that it lies in.
+IN_BOX, ON_ARROW = ("", 5 * SPACE), (SPACE, 6 * SPACE)
 
 
 def automaton(index: Index, facts: Facts) -> str:
@@ -228,7 +228,7 @@ def _cluster(name: str, title: str, fill: str, inside: list[str]) -> list[str]:
     return [
         f"subgraph cluster_{name} {{",
         f'graph [label=<<b>{_escape(title)}</b>> labeljust=l style="filled,rounded" fillcolor="{fill}"'
-        f' color="{SOFT}" fontsize=10 margin=12]',
+        f' color="{SOFT}" fontsize=10 margin=22]',
         *inside,
         "}",
     ]
@@ -236,7 +236,7 @@ def _cluster(name: str, title: str, fill: str, inside: list[str]) -> list[str]:
 
 def _node(name: str, title: str, lines: Sequence[str], head: str, kind: str, several: bool = False) -> str:
     """A box with a coloured head and lines below it. `several`: a thicker border."""
-    rows = f'<tr><td bgcolor="{head}" align="left"><b>{_escape(title)}</b></td></tr>'
+    rows = f'<tr><td bgcolor="{head}" align="left"><b>{_escape(title)}{3 * SPACE}</b></td></tr>'
     if lines:
         rows += f'<tr><td align="left" balign="left">{_text(lines, BOX, IN_BOX)}</td></tr>'
     border = 2 if several else 1
@@ -261,7 +261,12 @@ def _text(lines: Iterable[str], width: int, around: tuple[str, str]) -> str:
     return "".join(f'{before}{_escape(line)}{behind}<br align="left"/>' for line in broken)
 
 
+def printable(text: str) -> str:
+    """`text` with a sign in place of each character that XML cannot hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
+
+
 def _escape(text: str) -> str:
-    """Text for an HTML-like label; what XML cannot hold is replaced."""
-    kept = re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
-    return re.sub("^ +", lambda spaces: "&#160;" * len(spaces[0]), html.escape(kept, quote=False))
+    """Text for an HTML-like label: no tag, no escape of DOT (a `\\N` stands for a box's name); first spaces stay."""
+    safe = html.escape(printable(text), quote=False).replace("\\", 2 * "\\")
+    return re.sub("^ +", lambda spaces: SPACE * len(spaces[0]), safe)

@@ -9,10 +9,11 @@ from ..check import check_program
 from ..check.index import Index
 from ..extras import needs
 from ..ir.program import Program
-from .graph import automaton, deployment
+from .graph import automaton, deployment, printable
 
 SVG = "http://www.w3.org/2000/svg"
-XLINK = "http://www.w3.org/1999/xlink"
+#: Fonts as wide as the one that Graphviz measures with (its Helvetica), and what to take without any of them.
+FONTS = "Helvetica, Arial, Liberation Sans, Arimo, sans-serif"
 #: Between the two halves, points.
 GAP = 18.0
 
@@ -27,29 +28,33 @@ def draw(program: Program) -> str:
     sizes = [[float(half.get(side, "").removesuffix("pt")) for side in ("width", "height")] for half in halves.values()]
     width, height = sum(w for w, _ in sizes) + GAP, max(h for _, h in sizes)
 
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", XLINK)
-    whole = ElementTree.Element(
-        f"{{{SVG}}}svg", {"width": f"{width:g}pt", "height": f"{height:g}pt", "viewBox": f"0 0 {width:g} {height:g}"}
-    )
-    ElementTree.SubElement(whole, f"{{{SVG}}}title").text = program.name
-    ElementTree.SubElement(whole, f"{{{SVG}}}rect", {"width": "100%", "height": "100%", "fill": "white"})
+    whole = ElementTree.Element("svg", {
+        "xmlns": SVG, "width": f"{width:g}pt", "height": f"{height:g}pt", "viewBox": f"0 0 {width:g} {height:g}",
+        "font-family": FONTS,
+    })
+    ElementTree.SubElement(whole, "title").text = printable(program.name)
+    ElementTree.SubElement(whole, "rect", {"width": "100%", "height": "100%", "fill": "white"})
     left = 0.0
     for (name, half), (half_width, _) in zip(halves.items(), sizes):
-        group = ElementTree.SubElement(whole, f"{{{SVG}}}g", {"class": name, "transform": f"translate({left:g} 0)"})
+        group = ElementTree.SubElement(whole, "g", {"class": name, "transform": f"translate({left:g} 0)"})
         group.extend(half)
         left += half_width + GAP
     return ElementTree.tostring(whole, encoding="unicode") + "\n"
 
 
 def _laid_out(dot: str) -> ElementTree.Element:
-    """The `svg` element that Graphviz makes of a graph. Numbered ids are dropped: both halves would have the same."""
+    """The `svg` element that Graphviz makes of a graph, its names as they stand without a namespace prefix.
+
+    Numbered ids are dropped: both halves would have the same, and so might the page that shows the picture.
+    """
     made = subprocess.run([_graphviz(), "-Kdot", "-Tsvg"], input=dot.encode(), capture_output=True)
     if made.returncode:
         raise RuntimeError(f"graphviz-pure: {made.stderr.decode(errors='replace').strip()}")
     svg = ElementTree.fromstring(made.stdout)
     for element in svg.iter():
+        element.tag = element.tag.removeprefix(f"{{{SVG}}}")
         element.attrib.pop("id", None)
+        element.attrib.pop("font-family", None)  # said once, for the whole picture
         for title in element.findall(f"{{{SVG}}}title"):  # the numbered names of boxes and arrows
             element.remove(title)
     return svg

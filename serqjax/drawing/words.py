@@ -15,7 +15,7 @@ import msgspec
 from ..builder import write
 from ..check.describe import DISCIPLINE
 from ..check.facts import PoolFacts, StageFacts
-from ..check.index import Index
+from ..check.index import Index, targets
 from ..ir.expr import Inf, Node, Param
 from ..ir.program import (
     Branch,
@@ -51,19 +51,25 @@ def phrase(value: Any) -> str:
     if isinstance(value, Node):
         return write(value)  # type: ignore[arg-type]
     if isinstance(value, tuple):
-        return ", ".join(phrase(v) for v in value)
+        return (", " if all(isinstance(v, Node | str) for v in value) else "; ").join(phrase(v) for v in value)
     if isinstance(value, msgspec.Struct):
         return " ".join([type(value).__name__.lower(), ", ".join(other_fields(value))]).strip()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def other_fields(part: msgspec.Struct, said: tuple[str, ...] = ()) -> list[str]:
     """`field: value` of every field that is not `said` already and differs from its default."""
-    return [
-        f"{field.name.removesuffix('_s')}: {phrase(value)}{' s' if field.name.endswith('_s') else ''}"
-        for field in msgspec.structs.fields(type(part))
-        if field.name not in said and (value := getattr(part, field.name)) != field.default
-    ]
+    lines = []
+    for field in msgspec.structs.fields(type(part)):
+        value = getattr(part, field.name)
+        if field.name in said or value == field.default:
+            continue
+        text = phrase(value)
+        if field.name.endswith("_s"):
+            lines.append(f"{field.name.removesuffix('_s')}: {text} s")
+        else:  # a part named as its field says it itself
+            lines.append(text if text.startswith(f"{field.name} ") else f"{field.name}: {text}")
+    return lines
 
 
 def order_words(order: Order) -> str:
@@ -104,7 +110,7 @@ def op_words(op: Any) -> str:
 
 
 def exit_words(state: State, field: str) -> list[str]:
-    """The label of the arrow that leaves `state` by a field of its exit (`then`, `deadline.target`, ...; "" at an end)."""
+    """The label of the arrow that leaves `state` by a field of its exit (`then`, `deadline.target`; "" at an end)."""
     exit_ = state.exit
     match exit_, field:
         case _, "deadline.target":
@@ -128,7 +134,8 @@ def exit_words(state: State, field: str) -> list[str]:
             return [f"grow {write(exit_.pool)} by {write(exit_.units)}"]
         case Leave(), _:
             return [f"leave {state.scope}"]
-    name, values = type(exit_).__name__.lower(), other_fields(exit_, ("then", "deadline", field))
+    arrows = tuple(of for of, _ in targets(state))
+    name, values = type(exit_).__name__.lower(), other_fields(exit_, (*arrows, "deadline"))
     return [" ".join([name, *([] if field in ("then", "") else [field]), ", ".join(values)]).strip()]
 
 
