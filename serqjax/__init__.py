@@ -16,6 +16,7 @@ from . import ir as ir
 from . import traces as traces
 from . import workloads as workloads
 from .api import check as check
+from .api import draw as draw
 from .api import program as program
 from .api import run as run
 from .api import run_many as run_many

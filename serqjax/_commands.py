@@ -1,4 +1,4 @@
-"""The commands `run`, `check` and `ir`: thin functions over the public API, which they import when they run."""
+"""The commands `run`, `check`, `draw` and `ir`: thin functions over the public API, which they import when they run."""
 
 from __future__ import annotations
 
@@ -133,6 +133,29 @@ def check(
 
     checked = sq.check(sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace)))
     print(checked.to_json() if json else str(checked))
+    return 0
+
+
+@app.command
+def draw(
+    program: Source,
+    /,
+    *,
+    workload: Workload = None,
+    set_: Settings = None,
+    trace: Trace = None,
+    out: Annotated[Path | None, Parameter(help="Write the picture to this SVG file (default: stdout).")] = None,
+) -> int:
+    """Draw a program as SVG: the automaton of a session, and the pools and stages that serve it."""
+    import serqjax as sq
+
+    file_name("--out", out, (".svg",))
+    picture = sq.draw(sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace)))
+    if out is None:
+        print(picture, end="")
+    else:
+        out.write_text(picture, encoding="utf-8")
+        note(f"picture written to {out}")
     return 0
 
 

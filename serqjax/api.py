@@ -1,4 +1,4 @@
-"""The entry functions: `program`, `check`, `run`, `run_many`, `run_reference`.
+"""The entry functions: `program`, `check`, `draw`, `run`, `run_many`, `run_reference`.
 
 **Source:** `design.md`, sections 2.7 and 3; `docs/architecture.md`.
 """
@@ -49,6 +49,22 @@ def check(prog: ir.Program) -> Checked:
     **Raises:** `ProgramError` with all the problems at once, each with its place and what to write instead.
     """
     return Checked(prog, check_program(prog))
+
+
+def draw(prog: ir.Program) -> str:
+    """Draw a program: the automaton of a session on the left, pools and stages on the right.
+
+    A box is a state with its ops; the arrow that leaves it says its exit (dashed: a deadline). A frame is a scope and
+    holds its admission, what a session waits for and takes. Members of an array that differ in their number alone are
+    drawn once, with their count. `serqjax.builder.parse` documents how expressions are written.
+
+    **Returns:** SVG text; equal programs give equal bytes (with one version of the layout library).
+
+    **Raises:** `ProgramError` for a program that is not valid; `MissingExtra` without the extra `draw`.
+    """
+    from .drawing import draw
+
+    return draw(prog)
 
 
 @overload
@@ -279,4 +295,4 @@ def run_reference(
     )
 
 
-__all__ = ["Checked", "check", "program", "run", "run_many", "run_reference", "to_json"]
+__all__ = ["Checked", "check", "draw", "program", "run", "run_many", "run_reference", "to_json"]

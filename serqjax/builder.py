@@ -187,6 +187,48 @@ def parse(text: Text, attrs: Iterable[str] = (), params: Iterable[str] = (), pla
         raise bad(f"cannot be read ({error.msg})") from None
 
 
+def write(expr: Expr | Resource) -> str:
+    """The text of an expression, a pool or a stage, as `parse` reads it."""
+    return ast.unparse(_tree(expr))
+
+
+_TREE_OPERATORS = {name: made for made, name in [*_BINARY.items(), *_COMPARE.items()]}
+
+
+def _tree(node: Any) -> ast.expr:
+    match node:
+        case str(name) | Attr(name) | Param(name) | Ctx(name):
+            return ast.Name(name)
+        case Inf():
+            return ast.Name("inf")
+        case Num(value):
+            size = ast.Constant(int(abs(value)) if value == int(value) and abs(value) < 1e16 else abs(value))
+            return ast.UnaryOp(ast.USub(), size) if value < 0 else size
+        case Member(array, index):
+            return ast.Subscript(ast.Name(array), _tree(index))
+        case Sample(dist, args):
+            return ast.UnaryOp(ast.Invert(), ast.Call(ast.Name(dist), [_tree(a) for a in args], []))
+        case Call(fun, args):
+            return ast.Call(ast.Name(fun), [_tree(a) for a in args], [])
+        case Unary(op, a):
+            return ast.UnaryOp(ast.USub() if op == "Neg" else ast.Not(), _tree(a))
+        case Binary("And" | "Or" as op, a, b):
+            left = [a]
+            while isinstance(left[0], Binary) and left[0].op == op:  # parse reads `a and b and c` from the left
+                left[:1] = [left[0].a, left[0].b]
+            return ast.BoolOp(ast.And() if op == "And" else ast.Or(), [_tree(v) for v in [*left, b]])
+        case Binary(op, a, b) if op in _BINARY.values():
+            return ast.BinOp(_tree(a), _TREE_OPERATORS[op](), _tree(b))  # type: ignore[arg-type]
+        case Binary(op, a, b):
+            return ast.Compare(_tree(a), [_TREE_OPERATORS[op]()], [_tree(b)])  # type: ignore[list-item]
+        case Cond(test, then, orelse):
+            return ast.IfExp(_tree(test), _tree(then), _tree(orelse))
+    # state of a pool or stage, `Price`: a function of its other fields
+    fields = [getattr(node, f) for f in node.__struct_fields__]
+    name = fields.pop(0) if hasattr(node, "fun") else type(node).__name__
+    return ast.Call(ast.Name(name), [_tree(f) for f in fields], [])
+
+
 class Builder:
     """Collects the parts of a program; every method returns what the IR calls the thing."""
 
@@ -397,4 +439,6 @@ def compose(deployment: AbstractDeployment, workload: AbstractWorkload, *, name:
     )
 
 
-__all__ = ["AbstractDeployment", "AbstractWorkload", "Builder", "Served", "Sessions", "Turn", "compose", "parse"]
+__all__ = [
+    "AbstractDeployment", "AbstractWorkload", "Builder", "Served", "Sessions", "Turn", "compose", "parse", "write",
+]

@@ -17,7 +17,8 @@ from .index import Index, spell
 from .licence import Obstacle
 from .positions import Position, nodes, positions
 
-_DISCIPLINE = {
+#: The kinds of `StageFacts` in words.
+DISCIPLINE = {
     "fifo": "first come first served",
     "delay": "delay",
     "ps": "processor sharing",
@@ -159,7 +160,7 @@ def _stage(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str,
     return {
         "name": stage.name,
         "kind": fact.kind,
-        "discipline": _DISCIPLINE[fact.kind],
+        "discipline": DISCIPLINE[fact.kind],
         "servers": _json(index.number(kind.servers)) if isinstance(kind, Fifo) else None,
         "memory": kind.memory if isinstance(kind, Step) else None,
         "admits": [index.program.pools[p].name for p in fact.admits],
