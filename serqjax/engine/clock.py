@@ -255,7 +255,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     # the client: the first token is pending until something confirms it
     counts = token & w.open
     known = counts & (w.confirmed >= 0)
-    confirms = counts & ~known & following & (w.first >= 0)
+    confirms = counts & ~known & decode & (w.first >= 0)
     replaces = counts & ~known & ~confirms
     known, confirms, replaces = w.fence(known, confirms, replaces)
     settled = confirms | (replaces & decode)
