@@ -12,16 +12,16 @@ finish rounds to a tick that has come has nothing left, so that equal jobs finis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
-from serqjax.ir.fabric import LOAD_PARTS, Fabric
+from serqjax.ir.fabric import PARTS, Fabric
 from serqjax.ir.time import seconds
 
 from .expressions import Look, RunError
-from .stages import Job, Stage
+from .stages import Job, Stage, exact_sum
 from .statistics import Signal
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class ProcessorSharing(Stage):
 class Link(Stage):
     """A stage that runs hold together with others: what its flows get is found for the whole fabric.
 
-    `load`: the rates of its flows over its capacity, in `LOAD_PARTS`.
+    `load`: the rates of its flows over its capacity, in `PARTS`.
     """
 
     def __init__(self, machine: Machine, index: int, kind: ir.ProcessorSharing):
@@ -233,14 +233,4 @@ def set_loads(stages: list[Link], limits: Limits) -> None:
         load = 0.0
         for rate, flows in limits:
             load += rate * sum(stage.index in flow.stages for flow in flows)
-        stage.load = round(load / stage.capacity * LOAD_PARTS)
-
-
-def exact_sum(values: Iterable[float]) -> float:
-    """A sum that does not depend on the order: whole parts and 2**-30 parts apart."""
-    whole = parts = 0
-    for value in values:
-        low = math.floor(value)
-        whole += low
-        parts += round((value - low) * LOAD_PARTS)
-    return float(whole) + parts / LOAD_PARTS
+        stage.load = round(load / stage.capacity * PARTS)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serqjax.ir import program as ir
+from serqjax.ir.fabric import PARTS
 from serqjax.ir.structure import number
 from serqjax.ir.time import seconds
 from serqjax.report.raw import StageTotals
@@ -58,6 +60,16 @@ class Job:
 def is_stale(what: Any) -> bool:
     """Whether the event about `what` was overtaken: it is counted, and nothing happens."""
     return getattr(what, "stale", False)
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """A sum that does not depend on the order: whole parts and 2**-30 parts apart."""
+    whole = parts = 0
+    for value in values:
+        low = math.floor(value)
+        whole += low
+        parts += round((value - low) * PARTS)
+    return float(whole) + parts / PARTS
 
 
 class Estimate:
@@ -123,7 +135,7 @@ class Stage:
         return self.asking()
 
     def work(self) -> float:
-        return self.remaining() + sum(job.work for job in self.lagging)
+        return self.remaining() + exact_sum(job.work for job in self.lagging)
 
     def remaining(self) -> float:
         """Work of the jobs that ask for service."""
@@ -134,7 +146,7 @@ class Stage:
         raise NotImplementedError
 
     def never_asked(self) -> None:
-        """A job goes without having asked for service: it has no work, or is taken away before its latency has passed."""
+        """A job goes without having asked for service: it had no work, or was taken away before."""
 
     # ------------------------------------------------------------ a job on all its stages
 

@@ -13,8 +13,8 @@ import dataclasses
 from .expr import Resource
 from .program import Program, Run, Share
 
-#: Parts of the capacity of a shared stage that the rates in use are counted in.
-LOAD_PARTS = 1 << 30
+#: Fractions that are added up in any order are counted in so many parts of one: loads of shared stages, work left.
+PARTS = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)

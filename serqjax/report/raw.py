@@ -58,7 +58,7 @@ class StageTotals:
 
     number_tick: int = 0  # integral of jobs present
     busy_tick: int = 0  # integral of "a job is in service or waits for it" (its latency has passed)
-    load_tick: int = 0  # shared stages: integral of the rates in use over the capacity, in LOAD_PARTS (ir/fabric.py)
+    load_tick: int = 0  # shared stages: integral of the rates in use over the capacity, in PARTS (ir/fabric.py)
     completed: int = 0  # jobs finished after warm-up
     wait_tick: int = 0  # sums over those jobs
     service_tick: int = 0

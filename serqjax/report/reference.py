@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.fabric import LOAD_PARTS, shared_stages
+from ..ir.fabric import PARTS, shared_stages
 from ..ir.program import Program
 from ..ir.structure import number
 from .raw import PoolTotals, RawRun, StageTotals
@@ -118,7 +118,7 @@ def _stage_row(
         "name": stage.array or stage.name,
         "index": stage.index,
         "mean_number": ratio(totals.number_tick, span),
-        "utilization": ratio(totals.load_tick / LOAD_PARTS if index in shared else totals.busy_tick, span),
+        "utilization": ratio(totals.load_tick / PARTS if index in shared else totals.busy_tick, span),
         "completed": totals.completed,
         "throughput": ratio(totals.completed, seconds(span, tick_s)),
         "mean_wait": ratio(seconds(totals.wait_tick, tick_s), totals.completed),
