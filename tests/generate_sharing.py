@@ -7,13 +7,12 @@ together, which then end together. See `generate.py` for what a structure is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
-from typing import Any
 
 from ir14_builder import (
     DELAY,
     LIFO,
-    SERIAL,
     Body,
     Builder,
     Json,
@@ -213,31 +212,26 @@ def ps_engine(rng: Random, *, drawn: bool = False) -> Json:
                     warmup=rng.choice([0.0, 3.0]))
 
 
-def variant(build: Callable[..., Json], **fixed: Any) -> Callable[[Random], Json]:
-    return lambda rng: build(rng, **fixed)
-
-
 CHAIN = ((0, 1), (1, 2), (2,))
 STAR = ((0, 1), (0, 2), (0, 3), (1, 2, 3), (3,))
 
 SHARING: dict[str, Callable[[Random], Json]] = {
-    "ps_constant": variant(ps_open, kinds=("constant", "limited"), warm=True),
-    "ps_stops": variant(ps_open, kinds=("stops", "waits"), closed=True),
-    "ps_square": variant(ps_open, kinds=("square", "backwards")),
-    "ps_drawn": variant(ps_open, kinds=("drawn", "clock")),
-    "ps_closed": variant(ps_open, kinds=("constant", "square"), closed=True, warm=True),
+    "ps_constant": partial(ps_open, kinds=("constant", "limited"), warm=True),
+    "ps_stops": partial(ps_open, kinds=("stops", "waits"), closed=True),
+    "ps_square": partial(ps_open, kinds=("square", "backwards")),
+    "ps_drawn": partial(ps_open, kinds=("drawn", "clock")),
+    "ps_closed": partial(ps_open, kinds=("constant", "square"), closed=True, warm=True),
     "ps_waves": ps_waves,
-    "flows_chain": variant(flows, share="MaxMin", routes=CHAIN, warm=True),
-    "flows_star": variant(flows, share="MaxMin", routes=STAR, latency="some"),
-    "flows_narrow": variant(flows, share="Bottleneck", routes=STAR),
-    "flows_two_fabrics": variant(flows, share="Bottleneck", routes=CHAIN, latency="drawn", split=True),
-    "flows_late": variant(flows, share="MaxMin", routes=CHAIN, latency="constant", split=True),
-    "flow_waves": variant(flow_waves, share="MaxMin"),
-    "flow_waves_narrow": variant(flow_waves, share="Bottleneck"),
+    "flows_chain": partial(flows, share="MaxMin", routes=CHAIN, warm=True),
+    "flows_star": partial(flows, share="MaxMin", routes=STAR, latency="some"),
+    "flows_narrow": partial(flows, share="Bottleneck", routes=STAR),
+    "flows_two_fabrics": partial(flows, share="Bottleneck", routes=CHAIN, latency="drawn", split=True),
+    "flows_late": partial(flows, share="MaxMin", routes=CHAIN, latency="constant", split=True),
+    "flow_waves": partial(flow_waves, share="MaxMin"),
+    "flow_waves_narrow": partial(flow_waves, share="Bottleneck"),
     "latencies": latencies,
     "preempted_sharers": preempted,
-    "preempted_sharers_tail": variant(preempted, tail=True),
+    "preempted_sharers_tail": partial(preempted, tail=True),
     "ps_engine": ps_engine,
-    "ps_engine_drawn": variant(ps_engine, drawn=True),
+    "ps_engine_drawn": partial(ps_engine, drawn=True),
 }
-assert SERIAL == 1
