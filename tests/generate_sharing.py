@@ -60,7 +60,7 @@ def rates(rng: Random, kind: str) -> Json:
     return {
         "constant": lambda: some,
         "limited": lambda: mul(call("Min", ctx("N"), num(rng.randint(1, 4))), some),
-        "stops": lambda: mul(op("Lt", ctx("N"), num(rng.randint(3, 6))), some),
+        "stops": lambda: mul(op("Ne", ctx("N"), num(rng.randint(2, 4))), some),
         "waits": lambda: mul(op("Gt", ctx("N"), num(1)), some),
         "backwards": lambda: sub(num(rng.randint(2, 4) + 0.5), ctx("N")),
         "drawn": lambda: draw("Uniform", 0.5, rng.uniform(1, 3)),
@@ -69,7 +69,9 @@ def rates(rng: Random, kind: str) -> Json:
     }[kind]()
 
 
-def ps_open(rng: Random, *, kinds: tuple[str, str], closed: bool = False, warm: bool = False) -> Json:
+def ps_open(
+    rng: Random, *, kinds: tuple[str, str], closed: bool = False, warm: bool = False, drains: bool = False
+) -> Json:
     """Two sharing stages between a delay and a fifo stage, routed by draws."""
     b = Builder()
     pick = b.attr("pick")
@@ -88,7 +90,8 @@ def ps_open(rng: Random, *, kinds: tuple[str, str], closed: bool = False, warm: 
         arrival: Json = {"Closed": rng.randint(2, 9)}
     else:
         session, arrival = [(W, "Turn"), *once, (W, work(think, draw("Exp", 0.5)))], {"Poisson": rng.uniform(0.5, 2)}
-    return b.finish(rng, arrival, session, horizon=40, warmup=5.0 if warm else 0.0)
+    return b.finish(rng, arrival, session, horizon=400 if drains else 40, warmup=5.0 if warm else 0.0,
+                    arrivals=rng.randint(10, 30) if drains else None)
 
 
 def ps_waves(rng: Random) -> Json:
@@ -217,7 +220,8 @@ STAR = ((0, 1), (0, 2), (0, 3), (1, 2, 3), (3,))
 
 SHARING: dict[str, Callable[[Random], Json]] = {
     "ps_constant": partial(ps_open, kinds=("constant", "limited"), warm=True),
-    "ps_stops": partial(ps_open, kinds=("stops", "waits"), closed=True),
+    "ps_stops": partial(ps_open, kinds=("stops", "waits")),
+    "ps_drains": partial(ps_open, kinds=("limited", "constant"), drains=True),
     "ps_square": partial(ps_open, kinds=("square", "backwards")),
     "ps_drawn": partial(ps_open, kinds=("drawn", "clock")),
     "ps_closed": partial(ps_open, kinds=("constant", "square"), closed=True, warm=True),

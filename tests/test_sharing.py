@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from compare_runs import exact_difference, first_difference, run_engine, run_oracle
+from compare_runs import as_program, exact_difference, first_difference, run_engine, run_oracle
+from generate_sharing import SHARING
 from msgspec.structs import replace
 from scipy import stats
+from test_engine import run_form
 
 import oracle
 from serqjax import ir
 from serqjax.check import as_text, check_program, describe, find_problems, unsupported
+from serqjax.engine.step import Config
 from serqjax.ir.fabric import Fabric, fabrics, shared_stages
 from serqjax.ir.structure import skeleton
 from serqjax.report.raw import RawRun, Verdict
@@ -202,6 +206,18 @@ def test_engine_equals_the_oracle_alone_and_together() -> None:
         found = first_difference(run, run_oracle(one))
         assert found is None, found
     assert exact_difference(run_engine(program[:1])[0], runs[0]) is None
+
+
+@pytest.mark.parametrize("name", ["latencies", pytest.param("ps_engine_drawn", marks=pytest.mark.slow)])
+def test_both_forms_of_the_loop(name: str) -> None:
+    """All instances together, as on an accelerator, give what one after the other gives."""
+    programs = [as_program(SHARING[name](Random(f"forms/{k}"))) for k in range(3)]
+    seeds = [program.seed for program in programs]
+    apart = run_form(programs, seeds, Config(check=True))
+    together = run_form(programs, seeds, Config(check=True, together=True))
+    for one, other, program in zip(apart, together, programs, strict=True):
+        assert exact_difference(one, other) is None
+        assert first_difference(one, run_oracle(program)) is None
 
 
 def test_the_engine_has_room_for_its_links() -> None:

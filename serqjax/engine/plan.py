@@ -346,10 +346,11 @@ class Plan:
         table = {stage: group for group, stage in enumerate(self.sharers)} | dict.fromkeys(self.links, self.groups - 1)
         return tuple(table.get(i, -1) for i in range(len(self.skeleton.stages)))
 
-    def links_of(self, run: Run) -> int:
-        """The links that a run holds, as a bit mask."""
-        held = {self.stage(resource) for resource in (run.stage, *run.also)}
-        return sum(1 << place for place, stage in enumerate(self.links) if stage in held)
+    @functools.cached_property
+    def link_bit(self) -> np.ndarray:
+        """The bit of each stage in a set of links; 0 for a stage that is none."""
+        bits = [1 << self.links.index(i) if i in self.links else 0 for i in range(len(self.skeleton.stages))]
+        return np.asarray(bits, np.int64)
 
     @functools.cached_property
     def capacity_draws(self) -> int:

@@ -427,7 +427,10 @@ class Pass:
             self.run_latency = jnp.where(here & enters, latency, self.run_latency)
         nothing, enters = here & ~enters, here & enters
         if plan.links:
-            self.run_links = jnp.where(enters, plan.links_of(run), self.run_links)
+            held = jnp.int64(0)
+            for other in (stage, *map(plan.stage, run.also)):
+                held = held | lookup(plan.link_bit, jnp.asarray(other))
+            self.run_links = jnp.where(enters, held, self.run_links)
         if mode == "Decode":
             first = load(w.first, self.slot)
             confirm = here & load(w.open, self.slot) & (first == w.now) & (load(w.confirmed, self.slot) < 0)

@@ -84,7 +84,7 @@ def count(w: Lane, name: str, slot: Array, stage: Array, value: Value, mask: Arr
 def settle(w: Lane) -> None:
     """Find the rates of all groups that have changed, and who finishes next in each."""
     plan = w.plan
-    on = any_changed(w)
+    on = quiet(w) & any_changed(w)
     if plan.capacity_draws:
         on = on & machine_ready(w)  # else in the next turn, with new draws
     here = w.group[None, :] == jnp.arange(plan.groups)[:, None]

@@ -129,11 +129,13 @@ def stage_state(w: Lane, budget_left: Callable[[int], Value] | None = None) -> C
                     if stage in w.plan.links:
                         here = holds_link(w.links, w.plan.links.index(stage))
                     return exact_sum(jnp.where(w.group >= 0, jnp.maximum(remaining(w), 0.0), w.work), here)
-                started = here & (w.wake < (1 << 61))
+                later = jnp.float64(0.0)
                 if w.has("latent"):
-                    started = started & ~w.latent
+                    later = exact_sum(w.work, here & w.latent)
+                    here = here & ~w.latent
+                started = here & (w.wake < (1 << 61))
                 rest = seconds(w, w.wake - w.now)
-                return jnp.sum(jnp.where(started, rest, jnp.where(here, w.work, 0.0)))
+                return jnp.sum(jnp.where(started, rest, jnp.where(here, w.work, 0.0))) + later
             case "BudgetLeft":
                 if budget_left is None:
                     return open_budget(w, stage)
