@@ -38,6 +38,10 @@ def unsupported(plan: Plan) -> list[str]:
     found = []
     if plan.step_stages:
         found.append("a step stage: its plan sorts and searches vectors, which Triton does not lower")
+    if plan.groups:
+        found.append("a stage whose jobs share it: finding who finishes next needs 64-bit argmin, as above")
+    if plan.has_latency:
+        found.append("a latency: it is passed by the phases of sharing stages")
     if plan.has_cache:
         found.append("a pool that caches: finding a free entry needs 64-bit argmax, which Triton does not lower")
     if plan.has_growth:

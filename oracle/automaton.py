@@ -150,7 +150,7 @@ class Automaton:
 
                 return enter
             case ir.Run():
-                return self.run_on_stage(state.exit)
+                return self.run_on_stage(state.exit, state.name)
             case ir.Grow(pool=pool, units=units, then=then):
                 place, f, target = compiler.resource(pool, machine.pool_index), compiler.expr(units), states[then]
 
@@ -186,27 +186,34 @@ class Automaton:
 
         return jump
 
-    def run_on_stage(self, run: ir.Run) -> Exit:
+    def run_on_stage(self, run: ir.Run, state: str) -> Exit:
         machine, compiler = self.machine, self.machine.compiler
         stage = compiler.resource(run.stage, machine.stage_index)
         work, then, mode = compiler.expr(run.work), machine.state_index[run.then], run.mode
         grows = None if run.grows is None else compiler.resource(run.grows, machine.pool_index)
+        also = [compiler.resource(other, machine.stage_index) for other in run.also]
+        latency = compiler.optional(run.latency)
 
         def run_on_stage(session: Session) -> bool:
             look = session.look
             units = amount(work(look))
+            latency_s = 0.0 if latency is None else amount(latency(look), "the latency")
             place = stage(look)
             session.state = then
             if mode == "Decode":  # also one of no tokens confirms a pending first token
                 machine.clients.decode_starts(session)
-            if units <= 0.0:  # does not enter the stage: the other ready sessions run first
+            if units <= 0.0 and latency_s <= 0.0:  # does not enter the stage: the other ready sessions run first
                 machine.make_ready(session)
                 return False
             session.status = Status.in_stage
             session.stage = place
             pool = -1 if grows is None else grows(look)
-            session.job = Job(session, mode, units, then, machine.now_tick, pool)
-            machine.stages[place].enter(session.job)
+            held = (place, *[other(look) for other in also])
+            if len(set(held)) < len(held):
+                raise RunError(f"the run at `{state}` holds one stage twice")
+            number = machine.next_job()
+            session.job = Job(session, mode, units, then, machine.now_tick, pool, stages=held, number=number)
+            machine.stages[place].take(session.job, latency_s)
             return False
 
         return run_on_stage

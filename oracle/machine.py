@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from serqjax.ir import program as ir
+from serqjax.ir.fabric import fabrics
 from serqjax.ir.program import Program
 from serqjax.ir.structure import number
 from serqjax.report.raw import Action, RawRun, Verdict
@@ -24,7 +25,8 @@ from .pools import Pool
 from .progress import Progress
 from .result import collect
 from .session import Session, Status
-from .stages import Delay, Fifo, Stage
+from .sharing import Link, ProcessorSharing, Sharing, find_flow_rates
+from .stages import Delay, Fifo, Stage, is_stale
 from .statistics import ActionTrace, Clients, Gaps, Samples, Signal
 from .streams import EVICT_SALT, MACHINE_SALT, TRACE_SALT, WORKLOAD, Stream, sub_seed
 from .support import require_supported
@@ -80,7 +82,7 @@ class Machine:
         self.pushed = 0
         self.ready: list[Session] = []
         self.live: dict[int, Session] = {}
-        self.admissions = self.releases = self.dead = 0
+        self.admissions = self.releases = self.dead = self.jobs = 0
         self.arrived = self.ended = self.turns = self.events = 0
         self.machine_stream = Stream(seed ^ MACHINE_SALT)
         self.evict_stream = Stream(seed ^ EVICT_SALT)
@@ -97,8 +99,14 @@ class Machine:
         self.pools: list[Pool] = []
         self.stages: list[Stage] = []
         self.compiler = Compiler(self)
+        parts = fabrics(program)
+        self.shared = {stage for fabric in parts for stage in fabric.stages}
+        self.links: dict[int, Link] = {}
+        self.flows = Sharing(self, find_flow_rates(self.links, parts))
         self.pools.extend(Pool(self, i, pool) for i, pool in enumerate(program.pools))
         self.stages.extend(self.make_stage(i, stage) for i, stage in enumerate(program.stages))
+        # the rates of those without jobs together come first, in index order, then those of all flows
+        self.sharings = [stage.sharing for stage in self.stages if isinstance(stage, ProcessorSharing)] + [self.flows]
         self.engines = [stage for stage in self.stages if isinstance(stage, Step)]
         self.admitted_by = [[p for p in self.pools if p.admit_via == i] for i in range(len(self.stages))]
         self.memory_of = [{e.index for e in self.engines if e.memory == i} for i in range(len(self.pools))]
@@ -112,6 +120,11 @@ class Machine:
                 return Fifo(self, index, stage.kind)
             case ir.Delay():
                 return Delay(self, index)
+            case ir.ProcessorSharing() if index in self.shared:
+                link = self.links[index] = Link(self, index, stage.kind)
+                return link
+            case ir.ProcessorSharing():
+                return ProcessorSharing(self, index, stage.kind)
             case ir.Step():
                 return Step(self, index, stage.kind)
         raise TypeError(f"no such stage: {stage.kind!r}")
@@ -152,6 +165,13 @@ class Machine:
         slot = self.slots.get("turn_no")
         return session.turns if slot is None else int(session.attrs[slot])
 
+    def events_to_come(self) -> bool:
+        return any(not is_stale(what) for *_, what in self.heap)
+
+    def next_job(self) -> int:
+        self.jobs += 1
+        return self.jobs - 1
+
     def next_admission(self) -> int:
         self.admissions += 1
         return self.admissions - 1
@@ -174,7 +194,7 @@ class Machine:
     # ------------------------------------------------------------ the run
 
     def run(self, stop_on_verdict: bool) -> RawRun:
-        verdict, cause = Verdict.error, ""
+        verdict, cause, last_tick = Verdict.error, "", 0
         try:
             self.start()
             self.settle()
@@ -185,8 +205,11 @@ class Machine:
                     break
                 self.now_tick, _, handle, what = heapq.heappop(self.heap)
                 self.events += 1
+                if not is_stale(what):
+                    last_tick = self.now_tick
                 handle(what)
                 self.settle()
+            self.now_tick = last_tick  # stale events change nothing
             verdict, cause = self.progress.verdict()
             stopped = stop_on_verdict and verdict in (Verdict.livelock, Verdict.deadlock)
             if self.program.arrivals is None and self.horizon_tick is not None and not stopped:
@@ -233,6 +256,8 @@ class Machine:
         for engine in self.engines:
             if (not self.heap or self.heap[0][0] > self.now_tick) and engine.wants_to_start():
                 engine.start()
+        for sharing in self.sharings:
+            sharing.settle()
         self.record()
 
     def record(self) -> None:
@@ -319,7 +344,7 @@ class Machine:
     def withdraw(self, session: Session) -> None:
         """Leave the stage, the line or the growers."""
         if session.job is not None:
-            self.stages[session.stage].leave(session.job)
+            self.stages[session.stage].withdraw(session.job)
             session.job = None
         if session.waiting is not None:
             self.pools[session.waiting.pools[0]].line.remove(session.waiting)

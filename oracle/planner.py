@@ -85,13 +85,13 @@ class Step(Stage):
 
     # ------------------------------------------------------------ jobs
 
-    def present(self) -> int:
+    def asking(self) -> int:
         return len(self.residents)
 
     def in_service(self) -> int:
         return sum(given.job.present for given in self.running or ())
 
-    def work(self) -> float:
+    def remaining(self) -> float:
         return sum(job.work for job in self.residents)
 
     def enter(self, job: Job) -> None:

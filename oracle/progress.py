@@ -21,6 +21,7 @@ from serqjax.report.raw import Verdict
 
 from .expressions import RunError
 from .session import Session, Status
+from .stages import is_stale
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -75,7 +76,8 @@ class Progress:
         program, live = machine.program, len(machine.live)
         if self.livelock:
             return Verdict.livelock, self.livelock
-        if not machine.heap and live:
+        events_to_come = machine.events_to_come()
+        if not events_to_come and live:
             return Verdict.deadlock, who_waits(machine)
         horizon_s = None if machine.horizon_tick is None else machine.horizon_tick * machine.tick_s
         if program.arrivals is not None:
@@ -91,7 +93,7 @@ class Progress:
                     f"arrivals drained at {machine.now_tick * machine.tick_s:g} before or at warmup "
                     f"{machine.warmup_tick * machine.tick_s:g}"
                 )
-        return (Verdict.horizon if live or machine.heap else Verdict.drained), ""
+        return (Verdict.horizon if live or events_to_come else Verdict.drained), ""
 
 
 def who_waits(machine: Machine) -> str:
@@ -163,7 +165,7 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
     sessions = []
     for s in machine.live.values():
         scopes = tuple((o.scope, tuple((h.pool, h.alloc, h.pos, h.reserved) for h in o.holds)) for o in s.scopes)
-        job = None if s.job is None else (s.stage, s.job.mode, s.job.work)
+        job = None if s.job is None else (s.job.stages, s.job.mode, s.job.work, s.job.rate)
         attrs = tuple(s.attrs[i] for i in slots)
         sessions.append((s.serial, s.state, s.status.value, attrs, scopes, job, s.growing_pool))
     pools = []
@@ -184,8 +186,10 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
     events = tuple(
         sorted(
             (tick - now_tick, handle.__qualname__)
-            for tick, _, handle, _ in machine.heap
-            if handle != machine.end_warmup  # it changes nothing that the machine does
+            for tick, _, handle, what in machine.heap
+            # these change nothing that the machine does
+            if handle != machine.end_warmup and not is_stale(what)
         )
     )
-    return tuple(sessions), tuple(pools), order, events
+    passed = tuple(now_tick - sharing.since_tick for sharing in machine.sharings if sharing.jobs)
+    return tuple(sessions), tuple(pools), order, events, passed

@@ -1,4 +1,4 @@
-"""Stages that work in seconds: fifo servers and delays; jobs and estimates.
+"""What all stages have: jobs, their latency, estimates. Stages whose jobs do not share: fifo servers and delays.
 
 **Source:** semantics.md sections 9 and 13.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serqjax.ir import program as ir
+from serqjax.ir.fabric import PARTS
 from serqjax.ir.structure import number
 from serqjax.ir.time import seconds
 from serqjax.report.raw import StageTotals
@@ -25,7 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One run of a session on a stage; `work` in seconds, on a step stage the tokens left."""
+    """One run of a session on a stage; `work` in seconds, on a step stage the tokens left.
+
+    `stages`: places of all stages that it holds, the run's own first. `number` counts the jobs of the machine.
+    `lagging`: its latency has not passed. `rate`: of what is left, where it shares a capacity.
+    """
 
     session: Session
     mode: str
@@ -36,10 +42,34 @@ class Job:
     start_tick: int = -1
     end_tick: int = -1
     present: bool = True
+    stages: tuple[int, ...] = ()
+    number: int = 0
+    lagging: bool = False
+    rate: float = 0.0
+
+    @property
+    def stale(self) -> bool:
+        """Whether nothing happens at what is scheduled for it."""
+        return not self.present
 
     @property
     def decoding(self) -> bool:
         return self.mode == "Decode"
+
+
+def is_stale(what: Any) -> bool:
+    """Whether the event about `what` was overtaken: it is counted, and nothing happens."""
+    return getattr(what, "stale", False)
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """A sum that does not depend on the order: whole parts and 2**-30 parts apart."""
+    whole = parts = 0
+    for value in values:
+        low = math.floor(value)
+        whole += low
+        parts += round((value - low) * PARTS)
+    return float(whole) + parts / PARTS
 
 
 class Estimate:
@@ -81,7 +111,10 @@ class Estimate:
 
 
 class Stage:
-    """What all stages have: jobs present, totals, signals, estimates."""
+    """What all stages have: jobs present, totals, signals, estimates.
+
+    Jobs whose latency has not passed (`lagging`) are present, and do not ask for service yet.
+    """
 
     def __init__(self, machine: Machine, index: int):
         self.machine = machine
@@ -89,18 +122,76 @@ class Stage:
         self.totals = StageTotals()
         self.estimate = Estimate()
         self.number, self.busy = Signal(), Signal()
+        self.lagging: list[Job] = []
 
     def present(self) -> int:
+        return len(self.lagging) + self.asking()
+
+    def asking(self) -> int:
+        """Jobs in service or waiting for it."""
         raise NotImplementedError
 
     def in_service(self) -> int:
-        return self.present()
+        return self.asking()
 
     def work(self) -> float:
+        return self.remaining() + exact_sum(job.work for job in self.lagging)
+
+    def remaining(self) -> float:
+        """Work of the jobs that ask for service."""
         raise NotImplementedError
 
     def enter(self, job: Job) -> None:
+        """A job asks for service."""
         raise NotImplementedError
+
+    def never_asked(self) -> None:
+        """A job goes without having asked for service: it had no work, or was taken away before."""
+
+    # ------------------------------------------------------------ a job on all its stages
+
+    def stages_of(self, job: Job) -> list[Stage]:
+        return [self.machine.stages[place] for place in job.stages]
+
+    def take(self, job: Job, latency_s: float) -> None:
+        """The job is present from now on; it asks for service when its latency has passed."""
+        if latency_s > 0.0:
+            job.lagging = True
+            for stage in self.stages_of(job):
+                stage.lagging.append(job)
+            self.machine.push(self.machine.now_tick + self.machine.ticks(latency_s), self.latency_over, job)
+        else:
+            self.ask(job)
+
+    def latency_over(self, job: Job) -> None:
+        if not job.present:
+            return
+        job.lagging = False
+        for stage in self.stages_of(job):
+            stage.lagging.remove(job)
+        if job.work > 0.0:
+            self.ask(job)
+            return
+        job.start_tick = self.machine.now_tick
+        for stage in self.stages_of(job):
+            stage.never_asked()
+        self.completed(job)
+
+    def ask(self, job: Job) -> None:
+        for stage in self.stages_of(job):
+            stage.enter(job)
+
+    def withdraw(self, job: Job) -> None:
+        """The job is taken away: its session is preempted, or ends."""
+        job.present = False
+        for stage in self.stages_of(job):
+            if job.lagging:
+                stage.lagging.remove(job)
+                stage.never_asked()
+            else:
+                stage.leave(job)
+
+    # ------------------------------------------------------------ what expressions read
 
     def leave(self, job: Job) -> None:
         """A job is taken away: preempted, or its session ends."""
@@ -123,7 +214,15 @@ class Stage:
         raise RunError(f"`{fun}` of a stage that is not a step stage")
 
     def completed(self, job: Job) -> None:
-        """Count a finished job and let its session go on."""
+        """Count a finished job on all its stages and let its session go on."""
+        for stage in self.stages_of(job):
+            stage.count(job)
+        job.present = False
+        job.session.job = None
+        job.session.state = job.then
+        self.machine.make_ready(job.session)
+
+    def count(self, job: Job) -> None:
         machine, now_tick = self.machine, self.machine.now_tick
         wait_tick, service_tick = job.start_tick - job.enqueue_tick, now_tick - job.start_tick
         if machine.warm:
@@ -132,15 +231,10 @@ class Stage:
             self.totals.service_tick += service_tick
         tick_s = machine.tick_s
         self.estimate.feed(*(seconds(tick, tick_s) for tick in (job.start_tick, service_tick, wait_tick)))
-        job.present = False
-        job.session.job = None
-        job.session.state = job.then
-        machine.make_ready(job.session)
 
     def record(self, now_tick: int) -> None:
-        present = self.present()
-        self.number.record(now_tick, present)
-        self.busy.record(now_tick, int(present > 0))
+        self.number.record(now_tick, self.present())
+        self.busy.record(now_tick, int(self.asking() > 0))
 
     def signals(self) -> list[Signal]:
         return [self.number, self.busy]
@@ -159,13 +253,13 @@ class Fifo(Stage):
         self.line: deque[Job] = deque()
         self.serving: list[Job] = []
 
-    def present(self) -> int:
+    def asking(self) -> int:
         return len(self.line) + len(self.serving)
 
     def in_service(self) -> int:
         return len(self.serving)
 
-    def work(self) -> float:
+    def remaining(self) -> float:
         now_tick, tick_s = self.machine.now_tick, self.machine.tick_s
         served = sum(seconds(job.end_tick - now_tick, tick_s) for job in self.serving)
         return served + sum(job.work for job in self.line)

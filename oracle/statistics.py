@@ -145,10 +145,10 @@ class Clients:
             return
         if request.confirmed_tick >= 0:
             request.tokens += 1
-        elif is_next and request.first_tick >= 0:
+        elif decode and request.first_tick >= 0:
             self.confirm(request)
             request.tokens += 1
-        else:  # a first token replaces an earlier one that is still pending
+        else:  # the end of a prefill replaces a first token that is still pending, also after a preemption
             request.first_tick, request.tokens = now_tick, 1
             if decode:
                 self.confirm(request)

@@ -19,9 +19,6 @@ class Unsupported(ValueError):
 
 
 def problems(program: Program) -> Iterator[str]:
-    for i, stage in enumerate(program.stages):
-        if not isinstance(stage.kind, ir.Fifo | ir.Delay | ir.Step):
-            yield f"stages[{i}] `{stage.name}`: {type(stage.kind).__name__} stages are not run yet"
     for state in program.states:
         if getattr(state.exit, "deadline", None) is not None:
             yield f"states `{state.name}`: deadlines are not run yet"

@@ -55,7 +55,15 @@ def skeleton(tree: Json, imported: ir.Program) -> ir.Program:
         names[tree[key]] = name
     attrs = tuple(ir.Attribute(name=name) for name in names)
     start = ir.State(name="blocks", exit=ir.End())
-    return msgspec.structs.replace(imported, attrs=attrs, states=(start,), scopes=(), start="blocks", init=(), turn=())
+    # which stages are shared is read off the runs: these are reached by nobody
+    joint = [s.exit for s in imported.states if isinstance(s.exit, ir.Run) and s.exit.also]
+    apart = [
+        ir.State(name=f"joint {i}", exit=ir.Run(e.stage, "Plain", ir.Num(1.0), "blocks", also=e.also, share=e.share))
+        for i, e in enumerate(joint)
+    ]
+    return msgspec.structs.replace(
+        imported, attrs=attrs, states=(start, *apart), scopes=(), start="blocks", init=(), turn=()
+    )
 
 
 @dataclasses.dataclass
@@ -229,9 +237,11 @@ class Blocks:
             return True
         if tag == "Run":
             top.at += 1
-            grows = payload.get("growing")
+            grows, latency = payload.get("growing"), payload.get("latency")
             self.work(session, self.place(payload["stage"]), payload["mode"], self.expression(payload["work"]),
-                      None if grows is None else self.place(grows))
+                      None if grows is None else self.place(grows),
+                      also=[self.place(other) for other in payload.get("also", [])],
+                      latency=None if latency is None else self.expression(latency))
             return False
         if tag == "Grow":
             top.at += 1
@@ -253,22 +263,26 @@ class Blocks:
         return self.numbers[id(spec)]
 
     def work(
-        self, session: Session, stage: Any, mode: str, work: Function, grows: Any, *, request: bool = False
+        self, session: Session, stage: Any, mode: str, work: Function, grows: Any, *, request: bool = False,
+        also: list[Any] = [], latency: Function | None = None,
     ) -> None:
         """A run. A written decode starts (and confirms the first token) even if it has no tokens, a request's
         decode of no tokens does not start; either lets the other ready sessions go first."""
         machine = self.machine
         units = amount(work(session.look))
+        latency_s = 0.0 if latency is None else amount(latency(session.look))
         place = stage(session.look)
         if mode == "Decode" and (units > 0.0 or not request):
             machine.clients.decode_starts(session)
-        if units <= 0.0:
+        if units <= 0.0 and latency_s <= 0.0:
             machine.make_ready(session)
             return
         session.status, session.stage = Status.in_stage, place
         pool = -1 if grows is None else grows(session.look)
-        session.job = Job(session, mode, units, GO_ON, machine.now_tick, pool)
-        machine.stages[place].enter(session.job)
+        held = (place, *[other(session.look) for other in also])
+        number = machine.next_job()
+        session.job = Job(session, mode, units, GO_ON, machine.now_tick, pool, stages=held, number=number)
+        machine.stages[place].take(session.job, latency_s)
 
     def assignment(self, statement: Json) -> Callable[[Session, Look], None]:
         ((tag, (index, expr)),) = statement.items()

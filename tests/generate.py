@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from generate_sharing import SHARING
 from ir14_builder import (
     CACHED,
     COMPUTED,
@@ -654,6 +655,7 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "zero_work": zero_work,
     "draws": draws,
     "closed_network": closed_network,
+    **SHARING,
 }
 NAMES = list(STRUCTURES)
 

@@ -611,7 +611,6 @@ def deep(depth: int) -> p.Program:
 
 
 UNSUPPORTED: list[tuple[p.Program, str, str]] = [
-    (change(queue_program(), ("stages[0].kind", p.ProcessorSharing(ONE))), "$.stages[0].kind", "processor sharing"),
     (change(engine_program(), ("pools[1].reserve_held", True)), "$.pools[1].reserve_held", "keep their reserve"),
     (change(queue_program(), ("stages[0].array", "c"), ("stages[0].index", 0),
             ("states[0].exit.stage", e.Member("c", e.Call("Floor", (attr("size"),))))), "$.states[0].exit.stage.index",

@@ -92,7 +92,7 @@ CORPUS = [
     "det_over_reuse", "det_preempt_decode", "det_preempt_decode_cached", "det_preempt_none", "det_preempt_prefill",
     "det_preempt_tail", "det_queue_by", "det_reqcap", "det_reserve", "det_reserve_held", "det_self_preempt_stuck",
     "det_srpt", "flag_over_cap", "flag_rejected", "flag_growing_stalled", "grow_preempt", "nested_holds",
-    "renewal_drain", "trace_ordered_batch", "trace_ordered_poisson", "trace_random",
+    "renewal_drain", "trace_ordered_batch", "trace_ordered_poisson", "trace_random", "flows_maxmin",
 ]  # fmt: skip
 SLOW_CORPUS = ["hold_engine", "hold_engine_cached", "text_vllm", "vllm_single_chunked", "vllm_multi_tight", "mg1_h2"]
 
@@ -335,6 +335,26 @@ def test_version_12() -> None:
     assert program.stages[1].kind == ir.Delay()
     assert isinstance(program.stages[0].kind, ir.Step)
     assert program.stages[0].kind.cost == ir.Binary("Pow", ir.Num(2.0), ir.Num(3.0))
+
+
+def test_runs_over_several_stages_are_imported() -> None:
+    tree = base()
+    for stage in tree["stages"][1:]:
+        stage["kind"] = {"Ps": num(2)}
+    tree["stages"].append({"name": "link", "kind": {"Ps": num(3)}})
+    run = {"Run": {"stage": ref(1), "mode": "Plain", "work": num(4), "growing": None, "also": [ref(2)],
+                   "share": "Bottleneck", "latency": num(0.5)}}  # fmt: skip
+    insert(tree, run)
+
+    def imported(tree: Any) -> ir.Run:
+        exits = [state.exit for state in ir14.read(tree).states]
+        return next(exit for exit in exits if isinstance(exit, ir.Run) and exit.also)
+
+    found = imported(tree)
+    assert (found.stage, found.also, found.share) == (tree["stages"][1]["name"], ("link",), "Bottleneck")
+    assert found.latency == ir.Num(0.5)
+    del run["Run"]["share"]  # version 12 says it once for the program
+    assert imported(tree | {"version": 12, "share": "MaxMin"}).share == "MaxMin"
 
 
 def test_processor_sharing_is_imported() -> None:

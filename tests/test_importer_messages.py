@@ -70,10 +70,7 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "prefix of a request": (
         lambda d: step(d)["request"].update(prefix=[[num(1), num(2)]]), f"{STEP}.request.prefix", "prefix"),
     "connector": (lambda d: step(d).update(connector={"loaded": 0}), f"{STEP}.connector", "connector"),
-    "latency": (a_run(latency=num(1)), f"{SESSION}.Run.latency", "latency"),
     "poster": (a_run(poster=0), f"{SESSION}.Run.poster", "poster"),
-    "also": (a_run(also=[ref(1)], share="MaxMin"), f"{SESSION}.Run.also", "several stages"),
-    "share": (a_run(share="Bottleneck"), f"{SESSION}.Run.share", "shares stages"),
     "spill": (lambda d: d["pools"][0].update(spill={"to": 1}), "$.pools[0].spill", "a spill"),
     "queue_every": (lambda d: d["pools"][1].update(queue_every=3.0), "$.pools[1].queue_every", "queue every"),
     "leases": (lambda d: d["pools"][0].update(preempt={"Leases": {"keys": []}}), "$.pools[0].preempt.Leases", "leases"),
@@ -163,6 +160,10 @@ WRONG: dict[str, tuple[Callable[[Json], Any], str, str]] = {
         inserted({"Drop": {"base": 0, "count": 2, "index": num(2)}}), f"{SESSION}.Drop.index", "need 0 to 1"),
     "no array": (
         inserted({"Drop": {"base": 0, "count": 2, "index": at(9)}}), f"{SESSION}.Drop.index", "are no array of 2"),
+    "also": (a_run(also=[ref(9)], share="MaxMin"), f"{SESSION}.Run.also[0].base", "index 9 is out of range"),
+    "share": (a_run(also=[ref(1)], share="Fair"), f"{SESSION}.Run.share", 'need "MaxMin" or "Bottleneck"'),
+    "latency": (a_run(latency={"Attr": 99}), f"{SESSION}.Run.latency.Attr", "index 99 is out of range"),
+    "share of version 12": (lambda d: d.update(version=12, share="Fair"), "$.share", 'need "MaxMin"'),
     "mode": (a_run(mode="Think"), f"{SESSION}.Run.mode", '"Think" is not allowed'),
     "missing field": (
         lambda d: session_block(d)[1]["Request"].pop("output"),

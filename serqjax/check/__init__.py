@@ -26,6 +26,7 @@ from .orders import check_orders
 from .progress import check_progress
 from .reach import check_reach
 from .shape import check_shape
+from .sharing import check_sharing
 
 
 def check_program(program: Program) -> Facts:
@@ -59,6 +60,7 @@ def find_problems(program: Program) -> list[Problem]:
         check_amounts(index, problems)
         check_content(index, problems)
         check_reach(index, problems)
+        check_sharing(index, problems)
         check_progress(index, problems)
         if not problems:
             check_bounds(index, problems)

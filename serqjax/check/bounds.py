@@ -17,7 +17,7 @@ from ..errors import Problem
 from ..ir.expr import Expr
 from ..ir.fixed import VARIABLE_SCALE, IntAffine, IntForm, resolve, stage_form
 from ..ir.itl import LONGEST_TICK
-from ..ir.program import Batch, Closed, Listed, Poisson, Program, Renewal, Run, State, Step
+from ..ir.program import Batch, Closed, Listed, Poisson, ProcessorSharing, Program, Renewal, Run, State, Step
 from .amounts import up
 from .index import Index, Problems
 from .values import Range, columns, constant, span, writes
@@ -109,8 +109,14 @@ def bounds(index: Index) -> list[Bound]:
             continue
         path, name = f"$.states[{i}].exit.work", f"state `{state.name}`: the work"
         most = span(index, state.exit.work, {"Now": (0.0, math.inf)}, attribute_ranges(index))[1]
-        step = any(index.is_step(m) for m in index.stage_members(state.exit.stage))
-        if step:
+        members = index.stage_members(state.exit.stage)
+        if state.exit.latency is not None:
+            most_s = span(index, state.exit.latency, {"Now": (0.0, math.inf)}, attribute_ranges(index))[1]
+            name_of = f"state `{state.name}`: the latency"
+            found.append(Bound(f"$.states[{i}].exit.latency", name_of, most_s / tick, far, "ticks", coarser))
+        if any(isinstance(program.stages[m].kind, ProcessorSharing) for m in members):
+            continue  # a rate turns such work into time: what takes too long never ends
+        if any(index.is_step(m) for m in members):
             hint = "a run of tokens this long is a mistake in units: give tokens"
             found.append(Bound(path, name, most, LARGEST_COUNT, "tokens", hint))
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import Problem
 from ..ir.expr import Attr, PoolState, Sample, StageState
+from ..ir.fabric import fabrics
 from ..ir.program import Fifo, Order, Program, Step
 from .facts import Facts, facts_of, read_contexts
 from .fragment import unsupported
@@ -107,6 +108,8 @@ def as_text(program: Program, facts: Facts | None = None) -> str:
         extra = "" if stage["servers"] is None else f", {stage['servers']:g} servers"
         memory = "" if stage["memory"] is None else f", memory {stage['memory']}"
         admits = f", admits {', '.join(stage['admits'])}" if stage["admits"] else ""
+        if stage["shared_with"]:
+            extra += f", held together with {', '.join(stage['shared_with'])}"
         lines.append(f"  {stage['name']}: {stage['discipline']}{extra}{memory}{admits}")
         if stage["cost"] is not None:
             lines.append(f"    {stage['cost']}")
@@ -162,6 +165,7 @@ def _stage(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str,
         "kind": fact.kind,
         "discipline": DISCIPLINE[fact.kind],
         "servers": _json(index.number(kind.servers)) if isinstance(kind, Fifo) else None,
+        "shared_with": _shared_with(index, i),
         "memory": kind.memory if isinstance(kind, Step) else None,
         "admits": [index.program.pools[p].name for p in fact.admits],
         "fixed_point": fact.fixed_point if isinstance(kind, Step) else None,
@@ -171,6 +175,12 @@ def _stage(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str,
         "run_by": [index.program.states[s].name for s in fact.run_by],
         "moments": moments.get(f"stage `{stage.name}`", []),
     }
+
+
+def _shared_with(index: Index, i: int) -> list[str]:
+    """Names of the stages whose flows are found together with those of stage `i`."""
+    names = [stage.name for stage in index.program.stages]
+    return [names[k] for fabric in fabrics(index.program) if i in fabric.stages for k in fabric.stages if k != i]
 
 
 #: What a licence may allow, in words: allowed and not allowed.

@@ -14,6 +14,7 @@ import dataclasses
 from typing import Any, Literal
 
 from ..ir.expr import Attr, Binary, Call, Cond, Ctx, Expr, Inf, PoolState, Price, Sample, StageState, Unary
+from ..ir.fabric import shared_stages
 from ..ir.fixed import stage_form
 from ..ir.program import (
     Branch,
@@ -104,7 +105,7 @@ class PoolFacts:
 class StageFacts:
     """A stage.
 
-    - `kind`: `fifo`, `delay`, `ps`, `step`. `run_by`: states that run it.
+    - `kind`: `fifo`, `delay`, `ps`, `step`. `run_by`: states that run it. `shared`: some run holds it with others.
     - step stages: `memory` pool or -1; `admits`: pools whose line it admits, in index order;
       `fixed_point`: its cost runs in integers of 2^-20 ticks, else `float_reason` says why not;
       `serve_keyed`; `chunked`: declares a chunk; `prefills`, `decodes`: modes that run on it;
@@ -116,6 +117,7 @@ class StageFacts:
 
     name: str
     kind: StageKind
+    shared: bool
     run_by: tuple[int, ...]
     memory: int
     admits: tuple[int, ...]
@@ -327,7 +329,8 @@ def _stage(index: Index, i: int, rules: tuple[Expr, ...]) -> StageFacts:
     runs = [
         (s, state.exit)
         for s, state in enumerate(program.states)
-        if isinstance(state.exit, Run) and i in index.stage_members(state.exit.stage)
+        if isinstance(state.exit, Run)
+        and any(i in index.stage_members(resource) for resource in (state.exit.stage, *state.exit.also))
     ]
     names: dict[type, StageKind] = {Fifo: "fifo", Delay: "delay", ProcessorSharing: "ps", Step: "step"}
     step = kind if isinstance(kind, Step) else None
@@ -340,6 +343,7 @@ def _stage(index: Index, i: int, rules: tuple[Expr, ...]) -> StageFacts:
     return StageFacts(
         name=stage.name,
         kind=names[type(kind)],
+        shared=i in shared_stages(program),
         run_by=tuple(s for s, _ in runs),
         memory=-1 if step is None or step.memory is None else index.pools[step.memory],
         admits=tuple(p for p, pool in enumerate(program.pools) if pool.admit_via == stage.name),

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from ..errors import Problem
 from ..ir.expr import Member, PoolState, Price, Sample, StageState
-from ..ir.program import ProcessorSharing, Program
+from ..ir.fabric import shared_stages
+from ..ir.program import Program
 from .facts import erlang_stages
 from .index import Index, Problems, spell
 from .positions import nodes, positions, references
 
 DEEPEST = 4
 MOST_ERLANG = 64
+MOST_LINKS = 62
 _ESTIMATES = ("EstLambda", "EstRho", "EstWait")
 
 
@@ -27,9 +29,9 @@ def unsupported(program: Program) -> list[Problem]:
             _refuse(problems, f"$.pools[{i}].reserve_held", f"pool `{pool.name}`", "holds that keep their reserve")
         if pool.sharing == "content":
             _refuse(problems, f"$.pools[{i}].sharing", f"pool `{pool.name}`", "blocks shared by content")
-    for i, stage in enumerate(program.stages):
-        if isinstance(stage.kind, ProcessorSharing):
-            _refuse(problems, f"$.stages[{i}].kind", f"stage `{stage.name}`", "processor sharing")
+    shared = shared_stages(program)
+    if len(shared) > MOST_LINKS:
+        _refuse(problems, "$.stages", "the program", f"{len(shared)} shared stages (at most {MOST_LINKS})")
     for i, scope in enumerate(program.scopes):
         depth = len(index.chain(scope.name))
         if depth > DEEPEST:

@@ -108,6 +108,10 @@ def positions(program: Program) -> Iterator[Position]:
             yield from _index(f"{at}.stage", owner, exit_.stage, "session", state.scope)
             if exit_.grows is not None:
                 yield from _index(f"{at}.grows", owner, exit_.grows, "session", state.scope)
+            for k, other in enumerate(exit_.also):
+                yield from _index(f"{at}.also[{k}]", owner, other, "session", state.scope)
+            if exit_.latency is not None:
+                yield Position(f"{at}.latency", owner, "the latency", "session", exit_.latency, state.scope)
         elif isinstance(exit_, Grow):
             yield Position(f"{at}.units", owner, "the amount of units", "session", exit_.units, state.scope)
             yield from _index(f"{at}.pool", owner, exit_.pool, "session", state.scope)
@@ -143,6 +147,8 @@ def references(program: Program) -> Iterator[Reference]:
             yield Reference(f"{at}.stage", owner, "stage", exit_.stage, "session", state.scope)
             if exit_.grows is not None:
                 yield Reference(f"{at}.grows", owner, "pool", exit_.grows, "session", state.scope)
+            for k, other in enumerate(exit_.also):
+                yield Reference(f"{at}.also[{k}]", owner, "stage", other, "session", state.scope)
         elif isinstance(exit_, Grow):
             yield Reference(f"{at}.pool", owner, "pool", exit_.pool, "session", state.scope)
     for position in positions(program):

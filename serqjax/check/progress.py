@@ -16,8 +16,11 @@ from .values import constant
 
 
 def takes_time(index: Index, state: State) -> bool:
-    """Whether leaving the state takes time: a `Run` whose work is not a constant 0."""
-    return isinstance(state.exit, Run) and constant(index, state.exit.work) != 0
+    """Whether leaving the state takes time: a `Run` whose work, or whose latency, is not a constant 0."""
+    run = state.exit
+    if not isinstance(run, Run):
+        return False
+    return constant(index, run.work) != 0 or (run.latency is not None and constant(index, run.latency) != 0)
 
 
 def check_progress(index: Index, problems: Problems) -> None:

@@ -14,8 +14,9 @@ from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
+from . import sharing
 from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot, whole
-from .clock import cancel_wake, free_server
+from .clock import cancel_wake, free_server, never_asks
 from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
 from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
@@ -407,7 +408,17 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
 def leave_everything(w: Lane, slot: Array, on: Array) -> None:
     """Take a session off the ready list, its stage, its line and its pool's growers."""
     stage = load(w.stage, slot)
-    w.add_at("number", stage, -1, on & (stage >= 0))
+    sharing.count(w, "number", slot, stage, -1, on & (stage >= 0))
+    latent = on & False
+    if w.has("latent"):
+        latent = on & load(w.latent, slot)
+        sharing.count(w, "latents", slot, stage, -1, latent)
+        never_asks(w, slot, latent)
+        w.put("latent", slot, False, on)
+    if w.has("group"):
+        sharing.leave(w, slot, on)
+    if w.has("links"):
+        w.put("links", slot, 0, on)
     w.put("stage", slot, -1, on)
     w.readies = w.readies - (on & (load(w.ready, slot) < FAR))
     w.put("ready", slot, FAR, on)
@@ -424,7 +435,7 @@ def leave_everything(w: Lane, slot: Array, on: Array) -> None:
         served = on & (load(w.wake, slot) < FAR)
         cancel_wake(w, slot, served)
         if w.has("busy"):
-            free_server(w, stage, served)
+            free_server(w, stage, served & ~latent)
             w.put("line_key", slot, FAR, on)
 
 

@@ -17,14 +17,15 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.itl import edges
-from ..ir.program import Fifo
+from ..ir.program import Delay, Fifo, ProcessorSharing
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
-from .access import FAR, SLOT_BITS, append_rows, least, load, lookup, pack, rint, store, unpack_slot, whole
-from .expr import Value
+from . import sharing
+from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, rint, store, unpack_slot, whole
+from .expr import Env, Value
 from .faults import Fault
-from .lane import EVENT, SETTLE, Lane
-from .views import to_ticks
+from .lane import SETTLE, Lane
+from .views import asking, to_ticks
 
 #: Time integrals of blocks are kept in two limbs; the high one counts units of 2**LIMB_BITS.
 LIMB_BITS = 40
@@ -33,7 +34,7 @@ LIMB_BITS = 40
 def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
     """Tick and kind of the next event, the slot of a wake-up, the stage of an iteration end.
 
-    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration.
+    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration, 5 a job that shared is done.
     """
     warm = jnp.where(w.warm, FAR, w.job.warmup)
     ticks = [warm, w.next_arrive]
@@ -53,6 +54,13 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
         stage = jnp.argmax((w.stage_end == tick) & (w.stage_key == key)).astype(jnp.int32)
         ticks.append(tick)
         keys.append(key)
+    elif w.has("share_end"):
+        ticks.append(jnp.int64(FAR))
+        keys.append(jnp.int64(FAR))
+    if w.has("share_end"):
+        tick = jnp.min(w.share_end)
+        ticks.append(tick)
+        keys.append(jnp.min(jnp.where(w.share_end == tick, w.share_key, FAR)))
     tick, order, kind = ticks[0], keys[0], jnp.int32(1)
     for i in range(1, len(ticks)):
         sooner = (ticks[i] < tick) | ((ticks[i] == tick) & (keys[i] < order))
@@ -105,7 +113,10 @@ def pass_time(w: Lane, until: Array, mask: Array, moved: Collection[int] = ()) -
     span = jnp.where(mask & w.warm, until - w.now, 0)
     w.live_tick = w.live_tick + w.live * span
     w.number_tick = w.number_tick + w.number * span
-    w.busy_tick = w.busy_tick + (w.number > 0) * span
+    w.busy_tick = w.busy_tick + (asking(w) > 0) * span
+    if w.has("load_tick"):
+        total = Limbs(w.load_tick[:, 0], w.load_tick[:, 1]).plus(w.load, span)
+        w.load_tick = jnp.stack(total, axis=1)
     if w.has("used"):
         w.queue_tick = w.queue_tick + w.queued * span
         w.holders_tick = w.holders_tick + w.holders * span
@@ -142,7 +153,7 @@ def number_index(w: Lane, node: object) -> int:
 
 def settled(w: Lane) -> Array:
     """Whether everything of this instant is done."""
-    return w.idle & w.started & (w.focus == EVENT) & (w.spawning == 0) & (w.cur < 0)
+    return sharing.quiet(w) & ~sharing.any_changed(w) if w.has("share_changed") else sharing.quiet(w)
 
 
 def advance(w: Lane) -> None:
@@ -176,6 +187,19 @@ def advance(w: Lane) -> None:
         wake_up(w, slot, wakes)
     if w.has("stage_end"):
         when_iteration_ends(w, stage, ends)
+    if w.has("share_end"):
+        shares = go & (kind == 5)
+        w.only(shares, lambda w: when_share_ends(w, shares))
+
+
+def when_share_ends(w: Lane, mask: Array) -> None:
+    """The next job of those that share is done."""
+    soonest = w.share_end == jnp.min(w.share_end)
+    key = jnp.min(jnp.where(soonest, w.share_key, FAR))
+    group = jnp.argmax(soonest & (w.share_key == key)).astype(jnp.int32)
+    slot = sharing.due(w, group, mask)
+    sharing.leave(w, slot, mask)
+    finish_job(w, slot, mask)
 
 
 def when_iteration_ends(w: Lane, stage: Array, mask: Array) -> None:
@@ -200,25 +224,82 @@ def arrive(w: Lane, mask: Array) -> None:
         w.pick(mask, next_arrive=jnp.where(here < at.shape[1], following, FAR))
 
 
-def finish_job(w: Lane, stage: Array, mask: Array, waited: Array, served: Array) -> None:
-    """Count a finished job of a timed stage (ticks waited and served)."""
-    w.add_at("number", stage, -1, mask)
+def finish_job(w: Lane, slot: Array, mask: Array) -> Array:
+    """Count a finished job on its stages and let its session go on; the stage that it was on."""
+    stage, entered = w.fence(load(w.stage, slot), load(w.entered, slot))
+    w.put("stage", slot, -1, mask)
+    began = load(w.served, slot) if w.has("served") else entered
     kept = mask & w.warm
-    w.add_at("completed", stage, 1, kept)
-    w.add_at("wait_tick", stage, waited, kept)
-    w.add_at("service_tick", stage, served, kept)
+    for name, value, counts in (
+        ("number", -1, mask), ("completed", 1, kept), ("wait_tick", began - entered, kept),
+        ("service_tick", w.now - began, kept),
+    ):  # fmt: skip
+        sharing.count(w, name, slot, stage, value, counts)
+    if w.has("links"):
+        w.put("links", slot, 0, mask)
+    w.make_ready(slot, mask)
+    return stage
 
 
 def wake_up(w: Lane, slot: Array, mask: Array) -> None:
-    """A job on a delay or fifo stage finishes; on a fifo stage the next one starts after it."""
-    stage, entered = w.fence(load(w.stage, slot), load(w.entered, slot))
+    """A job on a delay or fifo stage finishes (on a fifo stage the next one starts then), or its latency is over."""
     cancel_wake(w, slot, mask)
-    w.put("stage", slot, -1, mask)
-    began = load(w.served, slot) if w.has("served") else entered
-    finish_job(w, stage, mask, began - entered, w.now - began)
-    w.make_ready(slot, mask)
+    if w.has("latent"):
+        begins = mask & load(w.latent, slot)
+        w.only(begins, lambda w: when_latency_ends(w, slot, begins))
+        mask = mask & ~begins
+    stage = finish_job(w, slot, mask)
     if w.has("busy"):
         free_server(w, stage, mask)
+
+
+def when_latency_ends(w: Lane, slot: Array, mask: Array) -> None:
+    """A job asks for service from now on; one of no work is done."""
+    stage, work_s = w.fence(load(w.stage, slot), load(w.work, slot))
+    w.put("latent", slot, False, mask)
+    sharing.count(w, "latents", slot, stage, -1, mask)
+    nothing = mask & ~(work_s > 0)
+    never_asks(w, slot, nothing)
+    w.put("served", slot, w.now, nothing)
+    ask_service(w, slot, stage, work_s, mask & ~nothing)
+    finish_job(w, slot, nothing)
+
+
+def never_asks(w: Lane, slot: Array, mask: Array) -> None:
+    """A job goes without having asked for service: among flows this counts as a change."""
+    if w.has("links"):
+        flow = mask & (load(w.links, slot) != 0)
+        sharing.changes(w, jnp.int32(w.plan.groups - 1), flow)
+
+
+def ask_service(w: Lane, slot: Array, stage: Array, work_s: Array, mask: Array) -> None:
+    """A job on a stage that works in seconds asks for service."""
+    plan = w.plan
+    kinds = [s.kind for s in plan.skeleton.stages]
+
+    def on_kind(kind: type) -> Array:
+        return mask & lookup(np.asarray([isinstance(k, kind) for k in kinds]), jnp.maximum(stage, 0))
+
+    if plan.groups:
+        sharing.join(w, slot, stage, on_kind(ProcessorSharing))
+    starts = mask
+    if any(isinstance(kind, Delay | Fifo) for kind in kinds):
+        starts = on_kind(Delay)
+        if plan.fifo_stages:
+            fifo = on_kind(Fifo)
+            servers = [
+                Env(plan, w.job.numbers).number(k.servers) if isinstance(k, Fifo) else jnp.float64(0) for k in kinds
+            ]
+            free = fifo & (w.busy[jnp.maximum(stage, 0)] < choose(servers, stage))
+            w.add_at("busy", stage, 1, free)
+            w.put("line_key", slot, pack(w.job_seq, slot), fifo & ~free)
+            w.job_seq = w.job_seq + fifo
+            starts = starts | free
+        schedule_wake(w, slot, work_s, starts)
+        if plan.groups:
+            starts = starts | on_kind(ProcessorSharing)
+    if w.has("served"):
+        w.put("served", slot, w.now, starts)
 
 
 def free_server(w: Lane, stage: Array, mask: Array) -> None:
@@ -255,7 +336,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     # the client: the first token is pending until something confirms it
     counts = token & w.open
     known = counts & (w.confirmed >= 0)
-    confirms = counts & ~known & following & (w.first >= 0)
+    confirms = counts & ~known & decode & (w.first >= 0)
     replaces = counts & ~known & ~confirms
     known, confirms, replaces = w.fence(known, confirms, replaces)
     settled = confirms | (replaces & decode)

@@ -20,6 +20,7 @@ class Fault(IntEnum):
     ownership = 9
     no_hold = 10
     seats = 11
+    capacity = 12
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -34,6 +35,7 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
         Verdict.error,
         "session {serial} became ready 1001 times without time passing",
     ),
+    Fault.capacity: (Verdict.error, "the capacity of stage `{stage}` is not a finite number"),
     Fault.free_iteration: (Verdict.error, "stage `{stage}`: an iteration with tokens and cost 0"),
     Fault.slots: (Verdict.capacity, "more sessions were live than the session table holds ({slots}): raise `slots`"),
     Fault.entries: (

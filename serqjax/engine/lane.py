@@ -186,8 +186,36 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         state |= {
             "busy": full((T,), 0, i64),
             "line_key": full((S,), FAR, i64),
-            "served": full((S,), 0, i64),
             "job_seq": full((), 0, i64),
+        }
+    if plan.has_latency:
+        state |= {
+            "latent": full((S,), False, bool),  # its job's latency has not passed
+            "latents": full((T,), 0, i64),  # such jobs on each stage
+        }
+    if plan.fifo_stages or plan.has_latency:
+        state["served"] = full((S,), 0, i64)  # when the job's service began
+    if plan.groups:
+        G = plan.groups
+        state |= {
+            # jobs that share: group (-1 none), rate of what is left, number of the job
+            "group": full((S,), -1, i32),
+            "rate": full((S,), 0.0, f64),
+            "job_number": full((S,), 0, i64),
+            "jobs": full((), 0, i64),
+            # groups: since when `work` and `rate` hold, the next finish, its key, number of the job that finishes
+            "share_since": full((G,), 0, i64),
+            "share_end": full((G,), FAR, i64),
+            "share_key": full((G,), FAR, i64),
+            "share_next": full((G,), FAR, i64),
+            "share_changed": full((G,), False, bool),
+        }
+    if plan.links:
+        F = len(plan.links)
+        state |= {
+            "links": full((S,), 0, i64),  # bit mask of the links that the session's job holds
+            "load": full((F,), 0, i64),  # rates in use, in parts of the capacity
+            "load_tick": full((F, 2), 0, i64),  # two limbs, as `used_tick`
         }
     if plan.has_holds:
         state |= {

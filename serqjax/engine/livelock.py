@@ -78,6 +78,8 @@ def fingerprint(w: Lane) -> Array:
     columns += [w.attr[:, w.plan.attr_index[name]] for name in decisive(w.plan) or ()]
     if w.has("wake"):
         columns.append(jnp.where(w.wake < FAR, w.wake - w.now, -1))
+    if w.has("rate"):
+        columns += [w.group, w.rate]
     total = jnp.uint64(0)
     row = jnp.arange(w.pc.shape[0]).astype(jnp.uint64) * jnp.uint64(0x9E3779B97F4A7C15)
     for i, column in enumerate(columns):
@@ -90,7 +92,11 @@ def fingerprint(w: Lane) -> Array:
             total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
     ends = jnp.where(w.stage_end < FAR, w.stage_end - w.now, -1)
     arrive = jnp.where(w.next_arrive < FAR, w.next_arrive - w.now, -1)
-    for i, value in enumerate((ends, arrive, w.used, w.cached)):
+    values = [ends, arrive, w.used, w.cached]
+    if w.has("share_end"):
+        busy = jnp.any(w.group[None, :] == jnp.arange(w.plan.groups)[:, None], axis=1)
+        values += [jnp.where(w.share_end < FAR, w.share_end - w.now, -1), jnp.where(busy, w.now - w.share_since, -1)]
+    for i, value in enumerate(values):
         shift = jnp.arange(max(1, value.size)).astype(jnp.uint64)[: value.size].reshape(value.shape)
         total = total + jnp.sum(_mix(_bits(value) + shift * jnp.uint64(7919) + jnp.uint64(2000 + i)))
     return lax.bitcast_convert_type(_mix(total), jnp.int64)

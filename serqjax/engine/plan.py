@@ -18,6 +18,7 @@ import numpy as np
 from ..check.licence import Licence, licence
 from ..errors import Problem, ProgramError
 from ..ir.expr import Ctx, Inf, Num, Resource, Sample, Unary
+from ..ir.fabric import fabrics, shared_stages
 from ..ir.fixed import IntAffine, IntForm, resolve, stage_form
 from ..ir.program import (
     Branch,
@@ -31,12 +32,14 @@ from ..ir.program import (
     Listed,
     Observe,
     Poisson,
+    ProcessorSharing,
     Program,
     Renewal,
     Require,
     Respond,
     Run,
     Scope,
+    Share,
     State,
     Step,
     Turn,
@@ -309,7 +312,50 @@ class Plan:
 
     @functools.cached_property
     def has_timed(self) -> bool:
-        return any(isinstance(s.kind, (Fifo, Delay)) for s in self.skeleton.stages)
+        """Something wakes a session up: a stage without sharing, or the end of a latency."""
+        return self.has_latency or any(isinstance(s.kind, (Fifo, Delay)) for s in self.skeleton.stages)
+
+    @functools.cached_property
+    def has_latency(self) -> bool:
+        return any(isinstance(s.exit, Run) and s.exit.latency is not None for s in self.states)
+
+    @functools.cached_property
+    def links(self) -> tuple[int, ...]:
+        """Stages that runs hold together with others, ascending; a set of them is a bit mask by place in this order."""
+        return shared_stages(self.skeleton)
+
+    @functools.cached_property
+    def share_of(self) -> dict[int, Share]:
+        """How the flows over each link share."""
+        return {stage: fabric.shares[0] for fabric in fabrics(self.skeleton) for stage in fabric.stages}
+
+    @functools.cached_property
+    def sharers(self) -> tuple[int, ...]:
+        """Processor-sharing stages whose jobs share with nobody else, ascending."""
+        kinds = enumerate(self.skeleton.stages)
+        return tuple(i for i, s in kinds if isinstance(s.kind, ProcessorSharing) and i not in self.links)
+
+    @property
+    def groups(self) -> int:
+        """Groups of jobs that share: one a stage in the order of `sharers`, the last of all flows."""
+        return len(self.sharers) + bool(self.links)
+
+    @functools.cached_property
+    def group_of_stage(self) -> tuple[int, ...]:
+        """Group of the jobs on each stage, -1 where they share nothing."""
+        table = {stage: group for group, stage in enumerate(self.sharers)} | dict.fromkeys(self.links, self.groups - 1)
+        return tuple(table.get(i, -1) for i in range(len(self.skeleton.stages)))
+
+    @functools.cached_property
+    def link_bit(self) -> np.ndarray:
+        """The bit of each stage in a set of links; 0 for a stage that is none."""
+        bits = [1 << self.links.index(i) if i in self.links else 0 for i in range(len(self.skeleton.stages))]
+        return np.asarray(bits, np.int64)
+
+    @functools.cached_property
+    def capacity_draws(self) -> int:
+        """Draws that finding the rates of all sharing stages takes at most."""
+        return sum(draws_in(self.skeleton.stages[i].kind) for i in self.sharers)
 
     @property
     def has_holds(self) -> bool:
@@ -372,9 +418,9 @@ class Plan:
 
     @functools.cached_property
     def machine_draws(self) -> int:
-        """Draws that no session makes in one iteration at most: budget, chunk and cost of a step stage."""
+        """Draws that no session makes at once at most: budget, chunk and cost of a step stage, or all capacities."""
         kinds = [s.kind for s in self.skeleton.stages if isinstance(s.kind, Step)]
-        return max((draws_in((k.budget, k.chunk, k.cost)) for k in kinds), default=0)
+        return max([self.capacity_draws, *(draws_in((k.budget, k.chunk, k.cost)) for k in kinds)])
 
     @functools.cached_property
     def own_draws(self) -> int:

@@ -171,6 +171,9 @@ def stage_totals(
         wait_tick=int(s["wait_tick"][i]),
         service_tick=int(s["service_tick"][i]),
     )
+    if i in plan.links:
+        high, low = (int(x) for x in s["load_tick"][plan.links.index(i)])
+        t.load_tick = (high << LIMB_BITS) + low
     if i not in plan.step_stages:
         return t
     t.iterations = int(s["iterations"][i])

@@ -17,11 +17,9 @@ from ..ir.program import (
     Batch,
     Branch,
     Closed,
-    Delay,
     Drop,
     End,
     Enter,
-    Fifo,
     Goto,
     Grow,
     Leave,
@@ -38,8 +36,9 @@ from ..ir.program import (
 )
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
-from .access import FAR, SLOT_BITS, any_of, choose, load, lookup, pack, store_column, unpack_slot, whole
-from .clock import schedule_wake
+from . import sharing
+from .access import FAR, SLOT_BITS, any_of, load, lookup, store_column, unpack_slot, whole
+from .clock import ask_service, schedule_wake
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
@@ -252,7 +251,8 @@ class Pass:
         self.leave = self.end = false
         self.enter_scope = none
         self.run_stage, self.run_mode, self.run_column = none, jnp.int32(0), none
-        self.run_work = jnp.float64(0.0)
+        self.run_work = self.run_latency = jnp.float64(0.0)
+        self.run_links = jnp.int64(0)
         self.grow_pool, self.grow_units = none, jnp.float64(0.0)
         self.responded = false
         self.stored: dict[object, Value] = {}
@@ -274,7 +274,7 @@ class Pass:
     #: What a state may change, besides attributes.
     REGISTERS = (
         "on", "pc", "turns", "blocked", "again", "leave", "end", "enter_scope", "run_stage", "run_mode",
-        "run_column", "run_work", "grow_pool", "grow_units", "responded", "own_left",
+        "run_column", "run_work", "run_latency", "run_links", "grow_pool", "grow_units", "responded", "own_left",
     )  # fmt: skip
 
     def fence(self) -> None:
@@ -391,9 +391,9 @@ class Pass:
                 scope = plan.scope_index[name]
                 self.enter_scope = jnp.where(here, scope, self.enter_scope)
                 self.block(here)
-            case Run(stage, mode, work, then, grows, _):
-                self.run_on(i, plan.stage(stage), mode, work, grows, here)
-                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+            case Run():
+                self.run_on(i, exit, here)
+                self.pc = jnp.where(here, plan.state_index[exit.then], self.pc)
             case Grow(ref, units, then, _):
                 pool = plan.pool(ref)
                 value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
@@ -410,13 +410,27 @@ class Pass:
                 self.end = self.end | here
                 self.block(here)
 
-    def run_on(self, i: int, stage: int, mode: str, work: object, grows: object, here: Array) -> None:
+    def run_on(self, i: int, run: Run, here: Array) -> None:
         """Enter a stage, or go to the end of the ready list when there is nothing to do."""
         w, plan = self.w, self.plan
-        value = amount(w, evaluate(work, self.env(), here), here, Fault.bad_amount, self.slot, i)  # type: ignore[arg-type]
+        stage, mode, grows = plan.stage(run.stage), run.mode, run.grows
+        value = amount(w, evaluate(run.work, self.env(), here), here, Fault.bad_amount, self.slot, i)
         self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
-        nothing = here & (value <= 0.0)
-        enters = here & (value > 0.0)
+        enters = value > 0.0
+        if plan.has_latency:
+            latency = jnp.float64(0.0)
+            if run.latency is not None:
+                latency = evaluate(run.latency, self.env(), here)
+                latency = amount(w, latency, here, Fault.bad_amount, self.slot, i)
+                self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
+                enters = enters | (latency > 0.0)
+            self.run_latency = jnp.where(here & enters, latency, self.run_latency)
+        nothing, enters = here & ~enters, here & enters
+        if plan.links:
+            held = jnp.int64(0)
+            for other in (stage, *map(plan.stage, run.also)):
+                held = held | lookup(plan.link_bit, jnp.asarray(other))
+            self.run_links = jnp.where(enters, held, self.run_links)
         if mode == "Decode":
             first = load(w.first, self.slot)
             confirm = here & load(w.open, self.slot) & (first == w.now) & (load(w.confirmed, self.slot) < 0)
@@ -428,7 +442,7 @@ class Pass:
         self.run_work = jnp.where(enters, value, self.run_work)
         self.run_mode = jnp.where(enters, 1 if mode == "Decode" else 0, self.run_mode)
         if grows is not None and w.has("scope"):
-            pool = plan.pool(grows)  # type: ignore[arg-type]
+            pool = plan.pool(grows)
             column = jnp.asarray(plan.innermost)[load(w.scope, self.slot), pool]
             w.fail(enters & (column < 0), Fault.no_hold, self.slot, pool)
             self.run_column = jnp.where(enters, column, self.run_column)
@@ -467,14 +481,15 @@ class Pass:
         w.put("stage", slot, stage, on)
         w.put("work", slot, self.run_work, on)
         w.put("entered", slot, w.now, on)
-        w.add_at("number", stage, 1, on)
-
-        def on_kind(kind: type) -> Array:
-            kinds = np.asarray([isinstance(s.kind, kind) for s in plan.skeleton.stages])
-            return on & lookup(kinds, jnp.maximum(stage, 0))
-
+        if w.has("links"):
+            w.put("links", slot, self.run_links, on)
+        sharing.count(w, "number", slot, stage, 1, on)
+        if w.has("jobs"):
+            w.put("job_number", slot, w.jobs, on)
+            w.bump("jobs", on)
+        timed = on
         if plan.step_stages:
-            steps = on_kind(Step)
+            steps = on & lookup(np.asarray([isinstance(s.kind, Step) for s in plan.skeleton.stages]), stage)
             w.put("mode", slot, self.run_mode, steps)
             w.put("column", slot, self.run_column, steps)
             w.put("give_key", slot, -1, steps)
@@ -482,21 +497,15 @@ class Pass:
             never = steps & (load(w.adm, slot) >= NEVER_ADMITTED)
             w.put("adm", slot, NEVER_ADMITTED + w.join_seq, never)
             w.bump("join_seq", never)
-        if plan.has_timed:
-            timed = on_kind(Delay)
-            if plan.fifo_stages:
-                fifo = on_kind(Fifo)
-                servers = [
-                    Env(plan, w.job.numbers).number(s.kind.servers) if isinstance(s.kind, Fifo) else jnp.float64(0)
-                    for s in plan.skeleton.stages
-                ]
-                free = fifo & (w.busy[jnp.maximum(stage, 0)] < choose(servers, stage))
-                w.add_at("busy", stage, 1, free)
-                w.put("line_key", slot, pack(w.job_seq, slot), fifo & ~free)
-                w.job_seq = w.job_seq + fifo
-                timed = timed | free
-                w.put("served", slot, w.now, timed)
-            schedule_wake(w, slot, self.run_work, timed)
+            timed = on & ~steps
+        if plan.has_latency:
+            waits = timed & (self.run_latency > 0.0)
+            w.put("latent", slot, True, waits)
+            sharing.count(w, "latents", slot, stage, 1, waits)
+            schedule_wake(w, slot, self.run_latency, waits)
+            timed = timed & ~waits
+        if plan.has_timed or plan.groups:
+            ask_service(w, slot, stage, self.run_work, timed)
 
 
 def may_run(w: Lane) -> Array:

@@ -1,5 +1,6 @@
 """One loop turn: every phase once, each masked by what its instance is doing.
 
+    share        if the instant is settled and jobs that share have come or gone: their rates, who finishes next
     advance      if the instant is settled: the next event (arrival, wake-up, end of an iteration)
     spawn        start one session
     pop          make the first of the ready list the current session;  find it a seat if it may enter a step stage
@@ -26,7 +27,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, clock, memory, planner, seats, session, window
+from . import admission, clock, memory, planner, seats, session, sharing, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -62,6 +63,8 @@ def turn(
     w = Lane(state, plan, job, data, tape, go, lanes)
     w.bump("loop_turns", w.running)
     w.only(~w.started, session.begin)
+    if plan.groups:
+        w.only(sharing.quiet(w) & sharing.any_changed(w), sharing.settle)
     w.only(clock.settled(w), clock.advance)
     w.only(w.spawning > 0, session.spawn)
     w.only(session.may_pop(w), session.pop)

@@ -8,7 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..ir.program import Fifo, Step
+from ..ir.fabric import PARTS
+from ..ir.program import Fifo, ProcessorSharing, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
 from .access import load_row, rint
@@ -119,14 +120,22 @@ def stage_state(w: Lane, budget_left: Callable[[int], Value] | None = None) -> C
                     return w.busy[stage].astype(jnp.float64)
                 if isinstance(kind, Step):
                     return w.stage_listed[stage].astype(jnp.float64)
-                return w.number[stage].astype(jnp.float64)
+                return asking(w)[stage].astype(jnp.float64)
             case "Work":
                 here = w.stage == stage
                 if isinstance(kind, Step):
                     return jnp.sum(jnp.where(here, w.work, 0.0))
+                if isinstance(kind, ProcessorSharing):
+                    if stage in w.plan.links:
+                        here = holds_link(w.links, w.plan.links.index(stage))
+                    return exact_sum(jnp.where(w.group >= 0, jnp.maximum(remaining(w), 0.0), w.work), here)
+                later = jnp.float64(0.0)
+                if w.has("latent"):
+                    later = exact_sum(w.work, here & w.latent)
+                    here = here & ~w.latent
                 started = here & (w.wake < (1 << 61))
                 rest = seconds(w, w.wake - w.now)
-                return jnp.sum(jnp.where(started, rest, jnp.where(here, w.work, 0.0)))
+                return jnp.sum(jnp.where(started, rest, jnp.where(here, w.work, 0.0))) + later
             case "BudgetLeft":
                 if budget_left is None:
                     return open_budget(w, stage)
@@ -134,6 +143,32 @@ def stage_state(w: Lane, budget_left: Callable[[int], Value] | None = None) -> C
         raise TypeError(fun)
 
     return read
+
+
+def asking(w: Lane) -> Value:
+    """Jobs on each stage whose latency has passed, `[stages]`."""
+    return w.number - w.latents if w.has("latents") else w.number
+
+
+def holds_link(links: Value, link: int) -> Value:
+    """Whether a set of links (a bit mask, or many) holds the one at place `link` of `Plan.links`."""
+    return ((links >> link) & 1) == 1
+
+
+def remaining(w: Lane) -> Value:
+    """What is left now of the jobs that share, `[slots]`; anything for the others."""
+    passed = w.now - w.share_since[jnp.maximum(w.group, 0)]
+    alone = rounded_ticks(quotient(w.work, jnp.where(w.rate > 0.0, w.rate, 1.0)), w.plan.skeleton.tick_s)
+    done = (w.rate > 0.0) & (alone <= passed)
+    return jnp.where(done, 0.0, w.work - product(w.rate, seconds(w, passed)))
+
+
+def exact_sum(values: Value, mask: Value) -> Value:
+    """A sum over a table that does not depend on the order: whole parts and parts of 2**-30 apart."""
+    low = jnp.floor(values)
+    whole = jnp.sum(jnp.where(mask, low, 0.0).astype(jnp.int64))
+    parts = jnp.sum(jnp.where(mask, rint((values - low) * float(PARTS)), 0.0).astype(jnp.int64))
+    return whole.astype(jnp.float64) + parts.astype(jnp.float64) / PARTS
 
 
 def memory_held(w: Lane, pool: int) -> Value:

@@ -454,6 +454,8 @@ def others_wait(w: Lane, stage: int) -> Array:
                 waits = waits | (w.queued[pool] > 0)
     if w.has("waits_n"):
         waits = waits | jnp.any(w.waits_n > 0)
+    if w.has("share_changed"):
+        waits = waits | jnp.any(w.share_changed)  # when the next of them finishes is found after this start
     for other in plan.step_stages:
         if other != stage:
             waits = waits | (has_work(w, other) & (w.stage_end[other] >= FAR))

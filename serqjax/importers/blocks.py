@@ -36,17 +36,23 @@ class Builder:
     """Collects states and scopes; `place` arguments are JSON paths for messages.
 
     `scope` is the innermost scope of the state being written, `open_turn` tells whether a turn may
-    be open there.
+    be open there. `share`: of runs on several stages that name no policy (version 12 names one for all).
     """
 
     def __init__(
-        self, expressions: Expressions, blocks: list[Any], sides: list[list[str]], observes: tuple[str, ...]
+        self,
+        expressions: Expressions,
+        blocks: list[Any],
+        sides: list[list[str]],
+        observes: tuple[str, ...],
+        share: ir.Share | None = None,
     ) -> None:
         self.expressions = expressions
         self.source = expressions.source
         self.blocks = blocks
         self.sides = sides
         self.observes = observes
+        self.share: ir.Share | None = share
         self.requests: Requests | None = None
         self.states: list[ir.State] = []
         self.scopes: list[ir.Scope] = []
@@ -208,10 +214,8 @@ class Builder:
         fields = source.object(payload, place)
         if not fields:
             return
-        for key, what in (("also", "a run on several stages"), ("share", "a run that shares stages"),
-                          ("latency", "the latency of a run"), ("poster", "the poster of a run")):
-            if fields.get(key) is not None:
-                source.refuse(f"{place}.{key}", what)
+        if fields.get("poster") is not None:
+            source.refuse(f"{place}.poster", "the poster of a run")
         stage = self.expressions.stage(source.get(fields, "stage", place), f"{place}.stage")
         mode: Literal["Plain", "Prefill", "Decode"] = "Plain"
         raw_mode = source.get(fields, "mode", place)
@@ -222,8 +226,17 @@ class Builder:
         work = self.expressions.read(source.get(fields, "work", place), f"{place}.work")
         growing = fields.get("growing")
         grows = None if growing is None else self.expressions.pool(growing, f"{place}.growing")
+        also = tuple(
+            self.expressions.stage(other, f"{place}.also[{i}]")
+            for i, other in enumerate(source.list(fields.get("also") or [], f"{place}.also"))
+        )
+        share = source.share(fields.get("share"), f"{place}.share")
+        if also and share is None:
+            share = self.share
+        raw_latency = fields.get("latency")
+        latency = None if raw_latency is None else self.expressions.read(raw_latency, f"{place}.latency")
         then = self.new_label()
-        self.finish(ir.Run(stage, mode, work, then, grows), then)
+        self.finish(ir.Run(stage, mode, work, then, grows, None, also, share, latency), then)
 
     def branch(self, payload: Any, place: str) -> None:
         items = self.source.list(payload, place, 3)

@@ -406,7 +406,8 @@ class _Reader:
                     source.fail(f"$.sides[{i}][{k}]", f"{describe(side)} is not allowed", 'need "Workload" or "Server"')
             checked.append(row)
         checked += [[]] * (len(blocks) - len(checked))
-        builder = Builder(expressions, blocks, checked, observes)
+        share = source.share(self.tree.get("share"), "$.share") if self.tree["version"] == 12 else None
+        builder = Builder(expressions, blocks, checked, observes, share)
         builder.requests = requests
         return builder
 

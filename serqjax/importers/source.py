@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import Problem, ProgramError
 from ..ir.codec import describe
+from ..ir.program import Share
 
 _REQUIRED = object()
 
@@ -112,6 +113,13 @@ class Source:
             return value
         self.fail(place, f"{describe(value)} is not allowed", "need a string")
         return "?"
+
+    def share(self, value: Any, place: str) -> Share | None:
+        """How flows share; None where nothing is said."""
+        if value is None or value in ("MaxMin", "Bottleneck"):
+            return value
+        self.fail(place, f"{describe(value)} is not allowed", 'need "MaxMin" or "Bottleneck"')
+        return None
 
     def flag(self, value: Any, place: str) -> bool:
         if isinstance(value, bool):

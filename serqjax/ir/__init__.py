@@ -65,6 +65,7 @@ from .program import Run as Run
 from .program import Scope as Scope
 from .program import Segment as Segment
 from .program import Set as Set
+from .program import Share as Share
 from .program import Stage as Stage
 from .program import State as State
 from .program import Step as Step

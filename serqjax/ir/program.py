@@ -164,7 +164,12 @@ class Delay(Tagged, frozen=True):
 
 
 class ProcessorSharing(Tagged, frozen=True):
-    """Jobs share the total rate `capacity` (reads `N`) equally; work in seconds."""
+    """Jobs share the total rate `capacity` (reads `N`, the jobs that share) equally; work in seconds at rate 1.
+
+    `capacity` is evaluated whenever a job has joined or gone; at 0 nothing finishes until the next one does.
+    A stage that a run holds together with others (`Run.also`) is *shared*: its capacity is a constant, and
+    the jobs on it are flows (`ir/fabric.py`).
+    """
 
     capacity: Expr
 
@@ -301,12 +306,22 @@ class Enter(Tagged, frozen=True):
     deadline: Deadline | None = None
 
 
+#: How flows over several stages share them.
+Share = Literal["MaxMin", "Bottleneck"]
+
+
 class Run(Tagged, frozen=True):
     """Work on a stage (seconds; tokens on a step stage), then `then`.
 
     Work at or below 0 does not enter the stage: the session lets the other ready ones run first.
     `mode`: `Prefill` and `Decode` on step stages, `Plain` elsewhere. `grows`: the pool that the job's
     tokens grow into, in the innermost hold of it.
+
+    `also`: further processor-sharing stages that the job holds all the time: one flow with one remaining
+    work, present on each. `share` says how the rates of such flows are found: `MaxMin` (progressive filling)
+    or `Bottleneck` (the least capacity / flows of its stages); all runs on stages that belong together name the same.
+    `latency`: seconds that the job waits on its stages before it asks for service (not on step stages); a
+    job of no work with a latency above 0 waits and is then done.
     """
 
     stage: Resource
@@ -315,6 +330,9 @@ class Run(Tagged, frozen=True):
     then: str
     grows: Resource | None = None
     deadline: Deadline | None = None
+    also: tuple[Resource, ...] = ()
+    share: Share | None = None
+    latency: Expr | None = None
 
 
 class Grow(Tagged, frozen=True):

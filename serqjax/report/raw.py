@@ -57,7 +57,8 @@ class StageTotals:
     """Per stage. Integrals are over [warmup, end] of values held between instants."""
 
     number_tick: int = 0  # integral of jobs present
-    busy_tick: int = 0  # integral of "a job is present"
+    busy_tick: int = 0  # integral of "a job is in service or waits for it" (its latency has passed)
+    load_tick: int = 0  # shared stages: integral of the rates in use over the capacity, in PARTS (ir/fabric.py)
     completed: int = 0  # jobs finished after warm-up
     wait_tick: int = 0  # sums over those jobs
     service_tick: int = 0

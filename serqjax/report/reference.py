@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.fabric import PARTS, shared_stages
 from ..ir.program import Program
 from ..ir.structure import number
 from .raw import PoolTotals, RawRun, StageTotals
@@ -83,6 +84,7 @@ def reference_report(program: Program, raw: RawRun) -> dict[str, Any]:
     **Source:** semantics.md section 13.
     """
     span = max(raw.end_tick - raw.warmup_tick, 0)  # a run that stopped during warm-up measured nothing
+    shared = shared_stages(program)
     sampled = observations(program, raw)
     seen = client_observations(raw)
     horizon = math.nan if raw.horizon_tick is None else seconds(raw.horizon_tick, raw.tick_s)
@@ -101,20 +103,22 @@ def reference_report(program: Program, raw: RawRun) -> dict[str, Any]:
             "observes": {name: describe(sampled[name]["value"]) for name in program.observes},
             "client": {name: describe(seen[name]["value"]) for name in CLIENT_NAMES},
             "gauges": {},
-            "stages": [_stage_row(program, raw, i, totals, span) for i, totals in enumerate(raw.stages)],
+            "stages": [_stage_row(program, raw, i, totals, span, shared) for i, totals in enumerate(raw.stages)],
             "pools": [_pool_row(program, raw, i, totals, span) for i, totals in enumerate(raw.pools)],
         }
     )
 
 
-def _stage_row(program: Program, raw: RawRun, index: int, totals: StageTotals, span: int) -> dict[str, Any]:
+def _stage_row(
+    program: Program, raw: RawRun, index: int, totals: StageTotals, span: int, shared: tuple[int, ...]
+) -> dict[str, Any]:
     stage = program.stages[index]
     tick_s = raw.tick_s
     return {
         "name": stage.array or stage.name,
         "index": stage.index,
         "mean_number": ratio(totals.number_tick, span),
-        "utilization": ratio(totals.busy_tick, span),
+        "utilization": ratio(totals.load_tick / PARTS if index in shared else totals.busy_tick, span),
         "completed": totals.completed,
         "throughput": ratio(totals.completed, seconds(span, tick_s)),
         "mean_wait": ratio(seconds(totals.wait_tick, tick_s), totals.completed),
