@@ -187,4 +187,4 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
             if handle != machine.end_warmup  # it changes nothing that the machine does
         )
     )
-    return tuple(sessions), tuple(pools), order, events
+    return tuple(sessions), tuple(pools), order, events, tuple(machine.registers)

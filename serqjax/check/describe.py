@@ -108,6 +108,7 @@ def as_text(program: Program, facts: Facts | None = None) -> str:
         admits = f", admits {', '.join(stage['admits'])}" if stage["admits"] else ""
         lines.append(f"  {stage['name']}: {stage['discipline']}{extra}{memory}{admits}")
         if stage["cost"] is not None:
+            lines += [f"    {line}" for line in _planning_lines(stage)]
             lines.append(f"    {stage['cost']}")
             lines += [f"    {line}" for line in _licence_lines(stage["coalesces"])]
         lines += [f"    {_moment_line(m)}" for m in stage["moments"]]
@@ -167,9 +168,27 @@ def _stage(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str,
         "cost": cost,
         "coalesces": _licence(index, facts, i) if isinstance(kind, Step) else None,
         "serve": _order(kind.serve) if isinstance(kind, Step) else None,
+        "granule": _json(index.number(kind.granule)) if isinstance(kind, Step) else None,
+        "prefills": kind.prefills if isinstance(kind, Step) else None,
+        "iteration": [type(command).__name__ for command in kind.iteration] if isinstance(kind, Step) else [],
+        "registers": [r.name for r in index.program.registers if r.stage == stage.name],
         "run_by": [index.program.states[s].name for s in fact.run_by],
         "moments": moments.get(f"stage `{stage.name}`", []),
     }
+
+
+def _planning_lines(stage: dict[str, Any]) -> list[str]:
+    """How a step stage fills its iterations, where that is not the usual way."""
+    lines = []
+    if stage["granule"] is not None:
+        granule = "all or nothing" if stage["granule"] == "inf" else f"multiples of {stage['granule']:g} tokens"
+        lines.append(f"an unfinished prefill gets {granule}")
+    if stage["prefills"] == "alone":
+        lines.append("a prefill is alone in its iteration")
+    if stage["iteration"]:
+        keeps = f", keeps {', '.join(stage['registers'])}" if stage["registers"] else ""
+        lines.append(f"fills an iteration with {', '.join(stage['iteration'])}{keeps}")
+    return lines
 
 
 #: What a licence may allow, in words: allowed and not allowed.
