@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
@@ -67,19 +67,9 @@ class Body:
         raise TypeError(f"no such command: {command!r}")
 
     def serve(self, order: Callable[[Look], tuple] | None, only: Function | None) -> Action:
-        stage = self.stage
-
         def serve(plan: Plan) -> None:
-            passed: set[Job] = set()  # over, in this command alone
-            while plan.left > 0.0:
-                job = stage.first([j for j in stage.residents if j not in plan.considered and j not in passed], order)
-                if job is None:
-                    return
-                if self.excludes(only, job):
-                    passed.add(job)
-                    continue
-                plan.considered.add(job)
-                if stage.give(plan, job) is Give.preempted_itself:
+            for given in self.turns(plan, set(), order, only):
+                if given is Give.preempted_itself:
                     return
 
         return serve
@@ -95,16 +85,27 @@ class Body:
                 if not stage.admit_one(plan):
                     return
                 plan.admitted += 1
-                newcomers = [job for job in stage.residents if job not in before]
-                while newcomers and plan.left > 0.0 and not plan.refused:
-                    job = stage.first(newcomers, stage.serve)
-                    newcomers.remove(job)
-                    if job.present and not self.excludes(only, job):
-                        plan.considered.add(job)
-                        if stage.give(plan, job) is Give.preempted_itself:
-                            return
+                for given in self.turns(plan, before, stage.serve, only):
+                    if given is Give.preempted_itself or plan.refused:
+                        return
 
         return admit
+
+    def turns(
+        self, plan: Plan, besides: set[Job], order: Callable[[Look], tuple] | None, only: Function | None
+    ) -> Iterator[Give]:
+        """Give to the residents `besides` some, each once, while tokens are left; what came of each give."""
+        stage = self.stage
+        passed = set(besides)  # over, in this command alone
+        while plan.left > 0.0:
+            job = stage.first([j for j in stage.residents if j not in plan.considered and j not in passed], order)
+            if job is None:
+                return
+            if self.excludes(only, job):
+                passed.add(job)
+                continue
+            plan.considered.add(job)
+            yield stage.give(plan, job)
 
     def excludes(self, only: Function | None, job: Job) -> bool:
         totals = Lazy(self.stage.totals_of_residents)

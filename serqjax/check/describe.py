@@ -195,6 +195,7 @@ def _planning_lines(stage: dict[str, Any]) -> list[str]:
 _COALESCED = {
     "windows": ("iterations of equal composition pass in one update", "iterations pass one by one"),
     "at_once": ("all residents are planned at once", "residents are planned one after the other"),
+    "prefills": ("so they do while a request prefills", "but not while a request prefills"),
     "evicts": ("growth evicts inside such an update", "an eviction ends such an update"),
     "head_stays": ("a head that was refused stays refused", "a head that was refused is tried again each iteration"),
 }
@@ -208,6 +209,7 @@ def _licence(index: Index, facts: Facts, i: int) -> dict[str, Any]:
     return {
         "windows": found.windows,
         "at_once": found.at_once,
+        "prefills": None if found.prefills or not found.windows else False,
         "evicts": found.evicts if cached else None,
         "head_stays": found.head_stays if fact.admits else None,
         "obstacles": [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..errors import Problem
 from ..ir.expr import Member, PoolState, Price, Sample, StageState
-from ..ir.program import ProcessorSharing, Program, Step
+from ..ir.program import ProcessorSharing, Program
 from .facts import erlang_stages
 from .index import Index, Problems, spell
 from .positions import nodes, positions, references
@@ -28,12 +28,6 @@ def unsupported(program: Program) -> list[Problem]:
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, ProcessorSharing):
             _refuse(problems, f"$.stages[{i}].kind", f"stage `{stage.name}`", "processor sharing")
-        if isinstance(stage.kind, Step) and stage.kind.granule is not None:
-            _refuse(problems, f"$.stages[{i}].kind.granule", f"stage `{stage.name}`", "a granule")
-        if isinstance(stage.kind, Step) and stage.kind.prefills == "alone":
-            _refuse(problems, f"$.stages[{i}].kind.prefills", f"stage `{stage.name}`", "prefills that go alone")
-        if isinstance(stage.kind, Step) and stage.kind.iteration:
-            _refuse(problems, f"$.stages[{i}].kind.iteration", f"stage `{stage.name}`", "iteration bodies")
     for i, scope in enumerate(program.scopes):
         depth = len(index.chain(scope.name))
         if depth > DEEPEST:

@@ -20,6 +20,8 @@ class Fault(IntEnum):
     ownership = 9
     no_hold = 10
     seats = 11
+    iteration_test = 12
+    register = 13
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -35,6 +37,8 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
         "session {serial} became ready 1001 times without time passing",
     ),
     Fault.free_iteration: (Verdict.error, "stage `{stage}`: an iteration with tokens and cost 0"),
+    Fault.iteration_test: (Verdict.error, "stage `{stage}`: a test or gate of the iteration is neither 0 nor 1"),
+    Fault.register: (Verdict.error, "stage `{stage}`: the value of a register is not a finite number"),
     Fault.slots: (Verdict.capacity, "more sessions were live than the session table holds ({slots}): raise `slots`"),
     Fault.entries: (
         Verdict.capacity,
