@@ -112,15 +112,16 @@ class Body:
         return only is not None and only(self.stage.look_of(job, totals)) == 0.0
 
     def look(self, plan: Plan) -> Look:
-        """The Plan moment: the residents now, and the plan so far."""
+        """The Plan moment: the residents now, and the plan so far (without those who have left since)."""
         stage = self.stage
+        listed = [given for given in plan.given if given.job.present]
 
         def variable(name: str) -> float:
             match name:
                 case "Ntok":
-                    return sum(given.tokens for given in plan.given)
+                    return sum(given.tokens for given in listed)
                 case "Npre":
-                    return sum(given.tokens for given in plan.given if not given.job.decoding)
+                    return sum(given.tokens for given in listed if not given.job.decoding)
                 case "Admitted":
                     return float(plan.admitted)
                 case "Preempted":

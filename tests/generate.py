@@ -537,12 +537,15 @@ def closed_network(rng: Random, *, servers: bool = True) -> Json:
                     warmup=rng.choice([0.0, 4.0]))
 
 
-def bare_engine(rng: Random) -> Json:
+def bare_engine(rng: Random, *, body: str | None = None) -> Json:
     """An engine without pools: every run joins at once; adm is infinite for all."""
     b = Builder()
     n, o, start = b.attr("n", "Size"), b.attr("o", "Size"), b.attr("start", "Size")
-    e = b.stage("E", {"Step": {"budget": num(rng.choice([4, 8, 16])), "cost": cost_piecewise(rng),
-                               "chunk": num(rng.choice([2, 5])), "serve": {"By": [ctx("Remaining")]}, "memory": None}})
+    step = {"budget": num(rng.choice([4, 8, 16])), "cost": cost_piecewise(rng), "chunk": num(rng.choice([2, 5])),
+            "serve": {"By": [ctx("Remaining")]}, "memory": None}
+    if body:
+        step["iteration"] = iteration_body(b, rng, body, 0)
+    e = b.stage("E", {"Step": step})
     tool = b.stage("tool", DELAY)
     done = b.observe("done")
     session = [(S, work(tool, at(start))), (S, work(e, at(n), "Prefill")), (S, see(done, ctx("Now"))),
@@ -553,8 +556,11 @@ def bare_engine(rng: Random) -> Json:
     return b.finish(rng, arrivals, session, horizon=200)
 
 
-def two_engines(rng: Random, *, split: bool) -> Json:
-    """Two engines with their own KV pools: routed by a branch, or prefill on one and decode on the other."""
+def two_engines(rng: Random, *, split: bool, ways: bool = False) -> Json:
+    """Two engines with their own KV pools: routed by a branch, or prefill on one and decode on the other.
+
+    `ways`: each plans in its own way, one with a body and a granule, the other with prefills that go alone.
+    """
     b = Builder()
     size = float(rng.choice([2, 4, 8, 16]))
     n, o, start, w = (b.attr(name, "Size") for name in ("n", "o", "start", "w"))
@@ -567,8 +573,13 @@ def two_engines(rng: Random, *, split: bool) -> Json:
     for i in range(2):
         step = {"budget": num(rng.choice([8, 16, 32])), "cost": cost_dyadic(rng), "chunk": num(0),
                 "serve": {"By": []}, "memory": kv[i]}
+        if ways and i == 0:
+            step["iteration"], step["granule"] = iteration_body(b, rng, "crowd", 0), num(rng.choice([2, 4, 8]))
+        elif ways:
+            step["serve"] = "ExclusivePrefill"
         if not split:
-            step["request"] = {"pools": [[ref(slots[i]), num(1), None], [ref(kv[i]), ctx("Known"), None]],
+            units = call("Min", ctx("Known"), stage_state("BudgetLeft", i)) if ways else ctx("Known")
+            step["request"] = {"pools": [[ref(slots[i]), num(1), None], [ref(kv[i]), units, None]],
                                "reuse": ctx("Known"), "cache": ctx("Input"),
                                "records": {"reused": b.observe(f"reused{i}"), "prefill": b.observe(f"prefill{i}"),
                                            "admitted": b.attr(f"adm{i}"), "first": b.attr(f"first{i}"),
@@ -692,7 +703,9 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
                           preempt="position"),
     "body_crowd_cached": variant(engine, body="crowd", form="hold", multi=True, cache="all", reuse="known",
                                  taking="chunk", preempt="none"),
+    "bare_body": variant(bare_engine, body="crowd"),
     "two_engines_routed": variant(two_engines, split=False),
+    "two_engines_ways": variant(two_engines, split=False, ways=True),
     "two_engines_split": variant(two_engines, split=True),
     "grow_in_engine": grow_in_engine,
     # pools and stages without an engine
