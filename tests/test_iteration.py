@@ -13,6 +13,7 @@ from test_oracle import actions, engine, op
 
 import oracle
 from serqjax import ir
+from serqjax.builder import Builder
 from serqjax.check import as_text, check_program, find_problems, unsupported
 from serqjax.ir import expr as e
 from serqjax.ir import program as p
@@ -298,3 +299,19 @@ def test_what_check_says_of_a_plan() -> None:
     assert "a gate: moment plan, reads Ntok" in lines and "iterations pass one by one" in lines
     alone = as_text(change(engine_program(), ("stages[0].kind.prefills", "alone")))
     assert "a prefill is alone in its iteration" in alone and "but not while a request prefills" in alone
+
+
+# ---------------------------------------------------------------- written with the builder
+
+
+def test_the_builder_knows_registers() -> None:
+    b = Builder("gpu")
+    assert b.register("just", "gpu") == ir.Reg("just") == b("just")
+    assert b("just + Nres") == op("Add", ir.Reg("just"), ir.Ctx("Nres"))
+    step = ir.Step(budget=b(8), cost=b(1), iteration=(ir.Serve(), ir.Assign(register="just", value=b("Preempted"))))
+    gpu = b.stage("gpu", step)
+    b.state("prefill", exit=ir.Run(gpu, "Prefill", b(20), "end"))
+    b.state("end", exit=ir.End())
+    program = b.program("prefill", ir.Batch(ONE))
+    assert find_problems(program) == [] and program.registers == (ir.Register(name="just", stage="gpu"),)
+    assert [tokens for _, tokens in given(oracle.simulate(program, trace=True))] == [{0: 8}, {0: 8}, {0: 4}]

@@ -142,23 +142,25 @@ def plan_and_admit(w: Lane) -> None:
     # "no" and "none" made of a mask: a branch of a kernel cannot return constants
     asks, pool = w.only(sweeps, admission.try_sweep, (sweeps & False, jnp.int32(either(sweeps, -1, -1))))
     left, stage = jnp.float64(0.0), jnp.int32(-1)
-    spent = newcomer = over = asked = jnp.bool_(False)
+    spent = newcomer = jnp.bool_(False)
     if w.plan.step_stages:
         w.only(w.focus == STAGES, planner.start_plan)
         spent = w.only(w.planning, planner.give_next, jnp.bool_(False))
         newcomer, line = planner.newcomer(w, spent)
         if w.plan.bodies:
-            over, asked = w.only(w.planning, body.follow, (jnp.bool_(False), jnp.bool_(False)))
+            ends, asked = w.only(w.planning, body.follow, (jnp.bool_(False), jnp.bool_(False)))
             newcomer = newcomer | (asked & (line >= 0))
         pool = jnp.where(newcomer, line, pool)
         left, stage = planner.left_for_newcomers(w), jnp.where(newcomer, w.cursor, -1)
     tries, pool, stage = w.fence(asks | newcomer, pool, stage)
     refused = w.only(tries, lambda w: admission.admit(w, tries, pool, left, stage), tries & False)
     w.pick(refused & asks, sweep=pool + 1)
-    if w.plan.bodies:
-        body.answered(w, asked & newcomer & ~refused, asked & (~newcomer | refused))
     if w.plan.step_stages:
-        finish(w, over | (spent & (~newcomer | refused)), newcomer & refused)
+        over = spent & (~newcomer | refused)
+        if w.plan.bodies:
+            body.answered(w, asked & newcomer & ~refused, asked & (~newcomer | refused))
+            over = over | ends
+        finish(w, over, newcomer & refused)
 
 
 def finish(w: Lane, over: Array, refused: Array) -> None:
