@@ -23,6 +23,7 @@ from serqjax.ir.expr import (
     Param,
     PoolState,
     Price,
+    Reg,
     Resource,
     Sample,
     StageState,
@@ -55,6 +56,19 @@ class Look:
     stream: Stream
     session: Session | None = None
     ctx: dict[str, float] = field(default_factory=dict)
+
+
+class Lazy(dict):
+    """Context variables computed when they are read."""
+
+    __slots__ = ("compute",)
+
+    def __init__(self, compute: Callable[[str], float]):
+        self.compute = compute
+
+    def __missing__(self, name: str) -> float:
+        self[name] = self.compute(name)
+        return self[name]
 
 
 Function = Callable[[Look], float]
@@ -119,6 +133,9 @@ class Compiler:
                 return lambda k: value
             case Inf():
                 return lambda k: math.inf
+            case Reg(name=name):
+                registers, place = self.machine.registers, self.machine.register_index[name]
+                return lambda k: registers[place]
             case Attr(name=name):
                 slot = self.slots[name]
                 return lambda k: k.attrs[slot]

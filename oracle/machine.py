@@ -74,6 +74,7 @@ class Machine:
         self.scope_index = {s.name: i for i, s in enumerate(program.scopes)}
         self.state_index = {s.name: i for i, s in enumerate(program.states)}
         self.observe_index = {name: i for i, name in enumerate(program.observes)}
+        self.register_index = {r.name: i for i, r in enumerate(program.registers)}
 
         # evolving
         self.now_tick = 0
@@ -84,6 +85,7 @@ class Machine:
         self.live: dict[int, Session] = {}
         self.admissions = self.releases = self.dead = self.jobs = 0
         self.arrived = self.ended = self.turns = self.events = 0
+        self.registers = [number(program, r.init) or 0.0 for r in program.registers]
         self.machine_stream = Stream(seed ^ MACHINE_SALT)
         self.evict_stream = Stream(seed ^ EVICT_SALT)
         self.trace_stream = Stream(seed ^ TRACE_SALT)

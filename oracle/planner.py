@@ -1,21 +1,23 @@
-"""Step stages: continuous batching, one give at a time.
+"""Step stages: continuous batching, one give at a time. An iteration body is run by iteration.py.
 
 **Source:** semantics.md section 8.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from serqjax.ir import fixed
 from serqjax.ir import program as ir
+from serqjax.ir.structure import number
 from serqjax.report.raw import Action
 
-from .expressions import EPS, Look, RunError, amount
+from .expressions import EPS, Lazy, Look, RunError, amount
+from .iteration import Body
+from .plan import Give, Given, Plan
 from .scopes import Growth, admit_next, grow
 from .session import Status
 from .stages import Job, Stage
@@ -23,40 +25,6 @@ from .statistics import Signal
 
 if TYPE_CHECKING:
     from .machine import Machine
-
-
-class Lazy(dict):
-    """Context variables computed when they are read."""
-
-    __slots__ = ("compute",)
-
-    def __init__(self, compute: Callable[[str], float]):
-        self.compute = compute
-
-    def __missing__(self, name: str) -> float:
-        self[name] = self.compute(name)
-        return self[name]
-
-
-@dataclass(slots=True)
-class Given:
-    job: Job
-    tokens: float
-    before: float = 0.0  # position before these tokens, where the run grows a pool
-
-
-@dataclass(slots=True)
-class Plan:
-    left: float
-    chunk: float
-    given: list[Given] = field(default_factory=list)
-    considered: set[Job] = field(default_factory=set)
-    preempted: int = 0
-
-
-class Give(Enum):
-    goes_on = "goes_on"
-    preempted_itself = "preempted_itself"
 
 
 class Step(Stage):
@@ -70,6 +38,9 @@ class Step(Stage):
         self.cost = compiler.expr(kind.cost)
         self.serve = compiler.order(kind.serve)
         self.memory = -1 if kind.memory is None else machine.pool_index[kind.memory]
+        self.granule = number(machine.program, kind.granule)
+        self.alone = kind.prefills == "alone"
+        self.body = Body(self, kind.iteration) if kind.iteration else None
         form = fixed.stage_form(machine.program, kind)
         self.form = None if form is None else fixed.resolve(form, compiler.params, machine.tick_s)
         self.form_reads = () if self.form is None else sorted(fixed.reads(self.form))
@@ -145,14 +116,21 @@ class Step(Stage):
         """Plan an iteration and start it, unless nothing was given and nobody preempted."""
         machine = self.machine
         budget, chunk = self.limits()
-        self.plan = plan = Plan(left=budget, chunk=chunk)
-        self.fill(plan)
+        prefilling = any(not job.decoding for job in self.residents)
+        self.plan = plan = Plan(budget=budget, left=budget, chunk=chunk, prefilling=prefilling)
+        registers = machine.registers.copy()
+        if self.body is None:
+            self.fill(plan)
+        else:
+            self.body.run(plan)
         self.plan = None
         plan.given = [given for given in plan.given if given.job.present]
         for given in plan.given:
             if given.job.grows >= 0:
                 given.before = given.job.session.advance(given.job.grows, given.tokens)
         if not plan.given and not plan.preempted:
+            if not plan.admitted:
+                machine.registers[:] = registers
             self.totals.idle_with_work = self.wants_to_start()
             return
         self.totals.idle_with_work = False
@@ -221,42 +199,53 @@ class Step(Stage):
     # ------------------------------------------------------------ planning
 
     def fill(self, plan: Plan) -> None:
-        """Serve every resident once, in order; admit while budget is left and nobody was preempted."""
+        """Serve every resident once, in order; admit while budget is left and nobody was preempted or refused."""
         while True:
-            job = self.next_resident(plan)
+            job = self.first([job for job in self.residents if job not in plan.considered], self.serve)
             if job is not None:
                 plan.considered.add(job)
-                if self.give(plan, job) is Give.preempted_itself or plan.left <= 0.0:
+                if self.give(plan, job) is not Give.goes_on or plan.left <= 0.0:
                     return
-            elif plan.left <= 0.0 or plan.preempted or not self.admit_one(plan):
+            elif plan.left <= 0.0 or plan.preempted or plan.refused or not self.admit_one(plan):
                 return
 
-    def next_resident(self, plan: Plan) -> Job | None:
-        """The first resident in serving order that this iteration has not considered yet."""
-        waiting = (job for job in self.residents if job not in plan.considered)
-        if self.serve is None:
-            return next(waiting, None)
-        serve, totals = self.serve, Lazy(self.totals_of_residents)
+    def first(self, jobs: list[Job], order: Callable[[Look], tuple] | None) -> Job | None:
+        """The first of some residents in an order (None: of admission)."""
+        if order is None:
+            return jobs[0] if jobs else None
+        totals = Lazy(self.totals_of_residents)
+        return min(jobs, key=lambda job: order(self.look_of(job, totals)), default=None)  # ties: first admitted
 
-        def keys(job: Job) -> tuple:
-            session = job.session
+    def look_of(self, job: Job, totals: Lazy) -> Look:
+        """The Serve moment: a resident, and the `totals` of the residents now."""
+        session = job.session
 
-            def variable(name: str) -> float:
-                match name:
-                    case "Decoding":
-                        return float(job.decoding)
-                    case "Admission":
-                        return session.adm
-                    case "Remaining":
-                        return job.work
-                return totals[name]
+        def variable(name: str) -> float:
+            match name:
+                case "Decoding":
+                    return float(job.decoding)
+                case "Admission":
+                    return session.adm
+                case "Remaining":
+                    return job.work
+            return totals[name]
 
-            return serve(Look(session.attrs, session.stream, session, Lazy(variable)))
+        return Look(session.attrs, session.stream, session, Lazy(variable))
 
-        return min(waiting, key=keys, default=None)  # equal keys: the one admitted first
+    def tokens_for(self, plan: Plan, job: Job) -> float:
+        """What a resident may take now; a prefill that cannot get a whole granule is refused."""
+        if self.alone:
+            if job.decoding and plan.prefilling:
+                return 0.0
+            return min(want(job, plan.chunk), plan.left if job.decoding else plan.budget)
+        tokens = min(want(job, plan.chunk), plan.left)
+        if self.granule is not None and not job.decoding and tokens < job.work:
+            tokens = math.floor(tokens / self.granule) * self.granule if math.isfinite(self.granule) else 0.0
+            plan.refused |= tokens <= 0.0
+        return tokens
 
     def give(self, plan: Plan, job: Job) -> Give:
-        tokens = min(want(job, plan.chunk), plan.left)
+        tokens = self.tokens_for(plan, job)
         if tokens <= 0.0:
             return Give.goes_on
         session = job.session
@@ -278,6 +267,11 @@ class Step(Stage):
             shared = self.machine.pools[job.grows].blocks
             if shared is not None and hold.held is not None:
                 shared.compute(hold.held, hold.pos + tokens)
+        if self.alone and not job.decoding:
+            # decodes chosen before lose their turn; what was grown for them stays
+            plan.given = [Given(job, tokens)]
+            plan.left = plan.budget - tokens
+            return Give.completes
         plan.given.append(Given(job, tokens))
         plan.left -= tokens
         return Give.goes_on
@@ -287,7 +281,7 @@ class Step(Stage):
         machine = self.machine
         for pool in machine.pools_admitted_by(self.index):
             if pool.line:
-                self.budget_left = plan.left
+                self.budget_left = plan.budget if self.alone else plan.left
                 admitted = admit_next(machine, pool)
                 self.budget_left = None
                 if admitted:

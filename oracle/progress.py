@@ -192,4 +192,4 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
         )
     )
     passed = tuple(now_tick - sharing.since_tick for sharing in machine.sharings if sharing.jobs)
-    return tuple(sessions), tuple(pools), order, events, passed
+    return tuple(sessions), tuple(pools), order, events, passed, tuple(machine.registers)

@@ -36,6 +36,7 @@ from .ir.expr import (
     PoolFunction,
     PoolState,
     Price,
+    Reg,
     Resource,
     Sample,
     StageFunction,
@@ -52,6 +53,7 @@ from .ir.program import (
     Parameter,
     Pool,
     Program,
+    Register,
     Scope,
     Set,
     Stage,
@@ -79,11 +81,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "known: " + ", ".join(names[:20]) if names else ""
 
 
-def parse(text: Text, attrs: Iterable[str] = (), params: Iterable[str] = (), place: str = "expression") -> Expr:
+def parse(
+    text: Text, attrs: Iterable[str] = (), params: Iterable[str] = (), place: str = "expression", *,
+    registers: Iterable[str] = (),
+) -> Expr:
     """An expression from text in Python's spelling and the IR's names.
 
     - numbers, `inf`; `a + b - c * d / e ** f`; `a < b` (`<= > >= == !=`); `and`, `or`, `not`; `a if test else b`;
-    - a name is an attribute, else a parameter, else a context variable (`Now`, `Ndec`, ...); dots are allowed;
+    - a name is an attribute, else a parameter, a register, a context variable (`Now`, `Ndec`, ...); dots are allowed;
     - `Min Max Abs Floor Ceil Sqrt Exp Ln`; draws are marked as in serQ text: `~Exp(500)`;
     - `Used(kv)`, `BudgetLeft(gpu)`, ... with the name of a pool or stage, or a member of an array: `Used(rep[j])`.
 
@@ -91,7 +96,7 @@ def parse(text: Text, attrs: Iterable[str] = (), params: Iterable[str] = (), pla
     """
     if not isinstance(text, str):
         return Num(float(text)) if isinstance(text, (int, float)) else text
-    attrs, params = frozenset(attrs), frozenset(params)
+    attrs, params, registers = frozenset(attrs), frozenset(params), frozenset(registers)
 
     def bad(problem: str, hint: str = "") -> ProgramError:
         return ProgramError.at(place, f"`{text}`: {problem}", hint)
@@ -173,12 +178,14 @@ def parse(text: Text, attrs: Iterable[str] = (), params: Iterable[str] = (), pla
                     return Attr(name)
                 if name in params:
                     return Param(name)
+                if name in registers:
+                    return Reg(name)
                 if name in CONTEXT_NAMES:
                     return Ctx(name)  # type: ignore[arg-type]
                 if name == "inf":
                     return Inf()
                 raise bad(f"`{name}` is no attribute, parameter or context variable",
-                          nearest(name, [*attrs, *params, *CONTEXT_NAMES]))
+                          nearest(name, [*attrs, *params, *registers, *CONTEXT_NAMES]))
         raise bad("this form is not part of the language", "see `serqjax.builder.parse` for what is")
 
     try:
@@ -239,12 +246,13 @@ class Builder:
         self._observes: list[str] = []
         self._pools: dict[str, Pool] = {}
         self._stages: dict[str, Stage] = {}
+        self._registers: dict[str, Register] = {}
         self._scopes: dict[str, Scope] = {}
         self._states: dict[str, State] = {}
 
     def __call__(self, text: Text) -> Expr:
         """The expression that `text` says, in the names declared so far."""
-        return parse(text, self._attrs, self._params, self.name)
+        return parse(text, self._attrs, self._params, self.name, registers=self._registers)
 
     # ------------------------------------------------------------ names
 
@@ -269,6 +277,11 @@ class Builder:
     def stage(self, name: str, kind: Any, **fields: Any) -> str:
         """Add a `Stage`; the same delay stage may be declared twice."""
         return self._once(self._stages, name, Stage(name=name, kind=kind, **fields), "stage").name
+
+    def register(self, name: str, stage: str, init: float = 0.0) -> Reg:
+        """Declare a register of a step stage, which its `iteration` assigns; the stage may be declared later."""
+        made = Register(name=name, stage=stage, init=Num(float(init)))
+        return Reg(self._once(self._registers, name, made, "register").name)
 
     def order(self, *keys: Text, tie: str) -> Order:
         """An order of the keys (ascending, one after the other) and the named sequence number."""
@@ -321,6 +334,7 @@ class Builder:
             name=self.name,
             attrs=tuple(self._attrs.values()), params=tuple(self._params.values()), observes=tuple(self._observes),
             pools=tuple(self._pools.values()), stages=tuple(self._stages.values()),
+            registers=tuple(self._registers.values()),
             scopes=tuple(self._scopes.values()), states=tuple(self._states.values()),
             start=start, init=init, turn=turn, arrival=arrival, trace=trace,
             horizon_s=None if horizon_s is None else Num(float(horizon_s)), warmup_s=Num(float(warmup_s)),

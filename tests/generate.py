@@ -45,6 +45,7 @@ from ir14_builder import (
     hold,
     mul,
     neg,
+    no,
     num,
     of_pool,
     op,
@@ -131,12 +132,13 @@ def engine(
     evict: str = "lru", preempt: str = "lifo", tail: bool = False, block: bool = True, tight: bool = True,
     slots_first: bool = False, extra_pool: bool = False, reserve_held: bool = False, slots: bool = True,
     draws: str = "uniform", oversize: bool = False, warm: bool = False, budget: str = "number", history: bool = True,
-    alike: bool = False,
+    alike: bool = False, granule: str | None = None, alone: bool = False, body: str | None = None,
 ) -> Json:
     """A program of one engine with a request pool and a KV pool, in many variations.
 
     `multi`: several turns; `history`: a turn's prompt is all that was said before and the new part. `alike`: few
-    different sizes and times, so that much happens at one instant.
+    different sizes and times, so that much happens at one instant. `granule`: `some` or `all`; `alone`: prefills go
+    alone; `body`: one of `iteration_body`.
     """
     b = Builder()
     b_size = rng.choice([1, 2, 4, 8, 16, 16, 32, 64]) if block else None
@@ -183,6 +185,8 @@ def engine(
     # indices are known before the parts exist: kv and slots are pools 0 and 1 in the order of the structure
     kv_at, slots_at = (1, 0) if slots_first and slots else (0, 1)
     engine_at = 0
+    commands = iteration_body(b, rng, body, engine_at) if body else []
+    register = {"Reg": 0} if b.registers else num(0)
     evictions: dict[str, Json] = {
         "lru": "Lru", "size": {"By": [neg(ctx("Size")), ctx("Last")]}, "age": {"By": [neg(ctx("Age")), ctx("Size")]},
         "attr": {"By": [at(n), ctx("Queued"), ctx("Last")]}, "last": {"By": [neg(ctx("Last"))]},
@@ -198,6 +202,7 @@ def engine(
         None: None, "attr": [at(n)], "waited": [neg(ctx("Waited")), at(SERIAL)],
         "aging": [sub(at(n), mul(num(rng.choice([1, 2, 4])), ctx("Waited")))], "turn": [at(TURN_NO), neg(at(o))],
         "state": [mul(at(n), op("Gt", pool_state("Used", kv_at), num(cap / 2)))],
+        "register": [mul(at(n), register), at(SERIAL)],
     }
     serves: dict[str, list[Json]] = {
         "admitted": [], "decode_first": [cond(ctx("Decoding"), num(0), num(1))], "srpt": [ctx("Remaining")],
@@ -228,6 +233,7 @@ def engine(
                       add(spec_known, call("Min", num(unit), pool_state("Queued", slots_at if slots else kv_at)))),
         "used": call("Max", num(1), call("Min", spec_known, sub(num(cap), pool_state("Used", kv_at)))),
         "wait": add(spec_known, mul(num(0), pool_state("Used", kv_at))),
+        "register": call("Min", spec_known, add(stage_state("BudgetLeft", engine_at), register)),
     }
     reserves: dict[str | None, Json] = {
         None: None, "known": spec_known,
@@ -265,6 +271,15 @@ def engine(
             "serve": {"By": serves[serve]}, "memory": kv_at}
     if request:
         step["request"] = request
+    if granule:
+        step["granule"] = num(rng.choice([2, 4] if chunk else [2, 4, 8, 16])) if granule == "some" else {"Num": "inf"}
+    if alone:
+        step["serve"] = "ExclusivePrefill"
+    if body:
+        step["iteration"] = commands
+    if b.registers:
+        step["budget"] = add(step["budget"], register)
+        step["cost"] = add(step["cost"], mul(num(1 / 128), register))
     e = b.stage("E", {"Step": step})
     tool = b.stage("tool", DELAY)
     ttft, response, seen = b.observe("ttft"), b.observe("response"), b.observe("seen")
@@ -338,6 +353,32 @@ def engine(
     if arrival in ("drain", "poisson_drain"):
         kwargs.update(arrivals=rng.randint(4, 15), horizon=5000, warmup=0.0)
     return b.finish(rng, kinds[arrival], session, init=init, turn=turn, **kwargs)
+
+
+def iteration_body(b: Builder, rng: Random, name: str, engine: int) -> list[Json]:
+    """Iteration bodies by name; thresholds are drawn."""
+    decoding, prefilling = ctx("Decoding"), no(ctx("Decoding"))
+    calm = no(ctx("Preempted")) if name == "phase" else op("Le", ctx("Preempted"), num(rng.randint(0, 2)))
+    if name == "phase":  # prefills and decodes never share an iteration
+        phase = cond(op("Gt", ctx("Ndec"), num(0)), decoding, prefilling)
+        return [{"Serve": {"only": phase}}, {"Admit": {"only": phase, "gate": calm}}]
+    since = b.register("since", engine, float(rng.randint(0, 2)))  # iterations since the last admission, at most 4
+    idle = op("Or", op("Ge", {"Reg": since}, num(rng.randint(0, 2))), op("Eq", ctx("Nres"), num(0)))
+    count = cond(op("Gt", ctx("Admitted"), num(0)), num(0), call("Min", add({"Reg": since}, num(1)), num(4)))
+    if name == "patient":  # as TGI: after an admission some iterations without one
+        return [{"Serve": {"by": [prefilling, ctx("Remaining")]}},
+                {"Branch": [idle, [{"Admit": {"gate": op("Lt", ctx("Npre"), num(rng.randint(4, 40)))}}], []]},
+                {"Set": [since, count]}]
+    crowd = b.register("crowd", engine)
+    full = op("Gt", ctx("Nres"), add({"Reg": crowd}, num(rng.randint(0, 3))))
+    some = op("Le", ctx("Remaining"), add(num(rng.randint(2, 20)), mul(num(4), ctx("Nres"))))
+    return [{"Set": [crowd, op("Gt", add(ctx("Kvb"), ctx("Kvp")), num(rng.randint(4, 60)))]},
+            {"Branch": [full, [{"Serve": {"only": decoding, "by": []}}, {"Serve": {"only": some}}],
+                        [{"Admit": {"only": some, "gate": op("And", calm, op("Lt", ctx("Admitted"), num(2)))}},
+                         {"Serve": {"by": [neg(ctx("Admission"))]}}]]},
+            {"Branch": [idle, [{"Admit": {"gate": op("Lt", ctx("Ntok"), num(rng.randint(2, 30)))}}, {"Serve": {}}],
+                        [{"Serve": {"only": prefilling}}]]},
+            {"Set": [since, count]}]
 
 
 def b_known(b: Builder, n: int) -> Json:
@@ -497,12 +538,15 @@ def closed_network(rng: Random, *, servers: bool = True) -> Json:
                     warmup=rng.choice([0.0, 4.0]))
 
 
-def bare_engine(rng: Random) -> Json:
+def bare_engine(rng: Random, *, body: str | None = None) -> Json:
     """An engine without pools: every run joins at once; adm is infinite for all."""
     b = Builder()
     n, o, start = b.attr("n", "Size"), b.attr("o", "Size"), b.attr("start", "Size")
-    e = b.stage("E", {"Step": {"budget": num(rng.choice([4, 8, 16])), "cost": cost_piecewise(rng),
-                               "chunk": num(rng.choice([2, 5])), "serve": {"By": [ctx("Remaining")]}, "memory": None}})
+    step = {"budget": num(rng.choice([4, 8, 16])), "cost": cost_piecewise(rng), "chunk": num(rng.choice([2, 5])),
+            "serve": {"By": [ctx("Remaining")]}, "memory": None}
+    if body:
+        step["iteration"] = iteration_body(b, rng, body, 0)
+    e = b.stage("E", {"Step": step})
     tool = b.stage("tool", DELAY)
     done = b.observe("done")
     session = [(S, work(tool, at(start))), (S, work(e, at(n), "Prefill")), (S, see(done, ctx("Now"))),
@@ -513,8 +557,11 @@ def bare_engine(rng: Random) -> Json:
     return b.finish(rng, arrivals, session, horizon=200)
 
 
-def two_engines(rng: Random, *, split: bool) -> Json:
-    """Two engines with their own KV pools: routed by a branch, or prefill on one and decode on the other."""
+def two_engines(rng: Random, *, split: bool, ways: bool = False) -> Json:
+    """Two engines with their own KV pools: routed by a branch, or prefill on one and decode on the other.
+
+    `ways`: each plans in its own way, one with a body and a granule, the other with prefills that go alone.
+    """
     b = Builder()
     size = float(rng.choice([2, 4, 8, 16]))
     n, o, start, w = (b.attr(name, "Size") for name in ("n", "o", "start", "w"))
@@ -527,8 +574,13 @@ def two_engines(rng: Random, *, split: bool) -> Json:
     for i in range(2):
         step = {"budget": num(rng.choice([8, 16, 32])), "cost": cost_dyadic(rng), "chunk": num(0),
                 "serve": {"By": []}, "memory": kv[i]}
+        if ways and i == 0:
+            step["iteration"], step["granule"] = iteration_body(b, rng, "crowd", 0), num(rng.choice([2, 4, 8]))
+        elif ways:
+            step["serve"] = "ExclusivePrefill"
         if not split:
-            step["request"] = {"pools": [[ref(slots[i]), num(1), None], [ref(kv[i]), ctx("Known"), None]],
+            units = call("Min", ctx("Known"), stage_state("BudgetLeft", i)) if ways else ctx("Known")
+            step["request"] = {"pools": [[ref(slots[i]), num(1), None], [ref(kv[i]), units, None]],
                                "reuse": ctx("Known"), "cache": ctx("Input"),
                                "records": {"reused": b.observe(f"reused{i}"), "prefill": b.observe(f"prefill{i}"),
                                            "admitted": b.attr(f"adm{i}"), "first": b.attr(f"first{i}"),
@@ -636,7 +688,25 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "hold_none": variant(engine, form="hold", preempt="none", taking="chunk_cold", reserve="known"),
     "hold_reserve": variant(engine, form="hold", taking="chunk_cold", reserve="whole", serve="decode_first"),
     "bare_engine": bare_engine,
+    # engines that plan in ways of their own
+    "granule": variant(engine, granule="some", chunk=True, taking="chunk_cold"),
+    "granule_state": variant(engine, granule="some", serve="state", budget="state", multi=True, cache="all",
+                             reuse="known", taking="chunk"),
+    "granule_all": variant(engine, granule="all", arrival="poisson", preempt="none"),
+    "alone": variant(engine, alone=True, taking="chunk_cold"),
+    "alone_cached": variant(engine, alone=True, multi=True, cache="all", reuse="known", taking="chunk", chunk=True,
+                            form="hold", arrival="poisson"),
+    "alone_none": variant(engine, alone=True, preempt="none", taking="crowd", queue="waited"),
+    "body_phase": variant(engine, body="phase", taking="chunk_cold"),
+    "body_phase_stochastic": variant(engine, body="phase", arrival="poisson", multi=True, cache="all", reuse="known"),
+    "body_patient": variant(engine, body="patient", serve="decode_first", taking="register", tail=True),
+    "body_crowd": variant(engine, body="crowd", serve="srpt", taking="register", queue="register", granule="some",
+                          preempt="position"),
+    "body_crowd_cached": variant(engine, body="crowd", form="hold", multi=True, cache="all", reuse="known",
+                                 taking="chunk", preempt="none"),
+    "bare_body": variant(bare_engine, body="crowd"),
     "two_engines_routed": variant(two_engines, split=False),
+    "two_engines_ways": variant(two_engines, split=False, ways=True),
     "two_engines_split": variant(two_engines, split=True),
     "grow_in_engine": grow_in_engine,
     # pools and stages without an engine

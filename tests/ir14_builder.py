@@ -50,6 +50,10 @@ def neg(a: Json) -> Json:
     return {"Unary": ["Neg", a]}
 
 
+def no(a: Json) -> Json:
+    return {"Unary": ["Not", a]}
+
+
 def cond(test: Json, a: Json, b: Json) -> Json:
     return {"Cond": [test, a, b]}
 
@@ -104,6 +108,7 @@ class Builder:
         self.observes: list[str] = []
         self.pools: list[Json] = []
         self.stages: list[Json] = []
+        self.registers: list[Json] = []
         self.blocks: list[list[Json]] = []
         self.sides: list[list[str]] = []
 
@@ -147,6 +152,10 @@ class Builder:
     def stage(self, name: str, kind: Json) -> int:
         self.stages.append({"name": name, "kind": kind})
         return len(self.stages) - 1
+
+    def register(self, name: str, stage: int, init: float = 0.0) -> int:
+        self.registers.append({"name": name, "stage": stage, "init": init})
+        return len(self.registers) - 1
 
     def block(self, body: list[Json]) -> int:
         stmts, sides = [], []
@@ -205,6 +214,8 @@ class Builder:
         }
         if arrivals is not None:
             program["arrivals"] = arrivals
+        if self.registers:
+            program["registers"] = self.registers
         # shared sub-dicts would be one object in memory: a shrinker that edits one place must not edit two
         return copy.deepcopy(program)
 

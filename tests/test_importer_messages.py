@@ -74,13 +74,8 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "spill": (lambda d: d["pools"][0].update(spill={"to": 1}), "$.pools[0].spill", "a spill"),
     "queue_every": (lambda d: d["pools"][1].update(queue_every=3.0), "$.pools[1].queue_every", "queue every"),
     "leases": (lambda d: d["pools"][0].update(preempt={"Leases": {"keys": []}}), "$.pools[0].preempt.Leases", "leases"),
-    "iteration": (lambda d: step(d).update(iteration=[{"Serve": {}}]), f"{STEP}.iteration", "iteration body"),
-    "granule": (lambda d: step(d).update(granule=num(16)), f"{STEP}.granule", "a granule"),
-    "exclusive": (lambda d: step(d).update(serve="ExclusivePrefill"), f"{STEP}.serve", "ExclusivePrefill"),
-    "registers": (lambda d: d.update(registers=[{"name": "just"}]), "$.registers", r"a register (just)"),
     "claims": (lambda d: d.update(claims=[{"name": "busy"}]), "$.claims", "a claim (busy)"),
     "gauges": (lambda d: d.update(gauges=[{"name": "free"}]), "$.gauges", "a gauge (free)"),
-    "register read": (lambda d: step(d).update(cost={"Reg": 0}), f"{STEP}.cost.Reg", "a register"),
     "aggregate": (lambda d: step(d).update(cost={"Agg": ["Count", 0]}), f"{STEP}.cost.Agg", "aggregate"),
     "loaded": (
         lambda d: step(d)["request"].update(reuse=ctx("Loaded")), f"{STEP}.request.reuse.Ctx", "connector"),
@@ -179,6 +174,20 @@ WRONG: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "slot": (lambda d: d.update(slot_more=0), "$.slot_more", "slot 0 is already cached"),
     "hidden": (lambda d: d.update(hidden=[99]), "$.hidden[0]", "index 99 is out of range"),
     "empty hold": (a_hold(pools=[]), f"{SESSION}.Hold.pools", "a hold takes nothing"),
+    "serve order": (
+        lambda d: step(d).update(serve="Shortest"), f"{STEP}.serve", 'unknown order "Shortest"; need {"By": [...]} or'),
+    "granule": (lambda d: step(d).update(granule=ctx("Nres")), f"{STEP}.granule", "the granule is computed; need"),
+    "command": (lambda d: step(d).update(iteration=[{"Stop": {}}]), f"{STEP}.iteration[0]", 'unknown command "Stop"'),
+    "branch of a body": (
+        lambda d: step(d).update(iteration=[{"Branch": [num(1), [{"Serve": {}}]]}]),
+        f"{STEP}.iteration[0].Branch", "need 3 items"),
+    "register read": (lambda d: step(d).update(cost={"Reg": 0}), f"{STEP}.cost.Reg", "the program has 0 registers"),
+    "register set": (
+        lambda d: step(d).update(iteration=[{"Serve": {}}, {"Set": [0, num(1)]}]),
+        f"{STEP}.iteration[1].Set[0]", "index 0 is out of range"),
+    "register": (
+        lambda d: d.update(registers=[{"name": "just", "stage": 9, "init": "inf"}]),
+        "$.registers[0].stage", "index 9 is out of range"),
     "no request": (lambda d: step(d).pop("request"), "$.blocks[3][1].Request.stage", "stage E takes no requests"),
     "records": (lambda d: step(d)["request"].pop("records"), f"{STEP}.request.records", "missing"),
 }  # fmt: skip

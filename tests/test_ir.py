@@ -96,6 +96,7 @@ def expressions() -> st.SearchStrategy:
             st.builds(lambda n, a: ir.PoolState("Used", ir.Member(n, a)), NAMES, inner),
             st.builds(lambda n, a, b: ir.Price(n, a, b), NAMES, inner, inner),
             st.builds(lambda n: ir.StageState("Queue", n), NAMES),
+            st.builds(ir.Reg, NAMES),
         )
 
     return st.recursive(LEAVES, larger, max_leaves=3)
@@ -106,15 +107,19 @@ def structs(kind: type) -> st.SearchStrategy:
     if issubclass(kind, NODES):
         return expressions().filter(lambda e: isinstance(e, kind)) if kind is not ir.Num else FLOATS.map(ir.Num)
     hints = typing.get_type_hints(kind)
-    fields = {f: strategy_of(hints[f]) for f in kind.__struct_fields__}
+    deep = ("then", "orelse") if kind is ir.If else ()  # commands inside commands
+    fields = {f: strategy_of(hints[f]) for f in kind.__struct_fields__ if f not in deep}
     if kind is ir.Member:
         return st.builds(ir.Member, NAMES, LEAVES)
+    if kind is ir.If:
+        fields["then"] = fields["orelse"] = st.lists(structs(ir.Serve), max_size=1).map(tuple)
     return st.builds(lambda **given: kind(**given), **fields)
 
 
-PARTS = [ir.Pool, ir.Stage, ir.Scope, ir.State, ir.Attribute, ir.Parameter, ir.Trace, ir.Listed, ir.Renewal]
-FIELDS = {ir.Pool: "pools", ir.Stage: "stages", ir.Scope: "scopes", ir.State: "states", ir.Attribute: "attrs",
-          ir.Parameter: "params", ir.Trace: "trace", ir.Listed: "arrival", ir.Renewal: "arrival"}  # fmt: skip
+FIELDS = {ir.Pool: "pools", ir.Stage: "stages", ir.Register: "registers", ir.Scope: "scopes", ir.State: "states",
+          ir.Attribute: "attrs", ir.Parameter: "params", ir.Trace: "trace", ir.Listed: "arrival",
+          ir.Renewal: "arrival"}  # fmt: skip
+PARTS = list(FIELDS)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)

@@ -65,6 +65,12 @@ OBSTACLES: list[tuple[str, p.Program, list[str], str, str]] = [
      ["windows"], f"{E}.serve.keys[0]", "stage `E`: a serve key: it reads `Remaining`, which moves"),
     ("served in another order", edited(("stages[0].kind.serve", p.Order(keys=(attr("input"),), tie="earliest"))),
      ["at_once"], f"{E}.serve.keys", "stage `E`: residents are served in an order of their own"),
+    ("an iteration of its own", edited(("stages[0].kind.iteration", (p.Serve(), p.Admit()))),
+     BOTH, f"{E}.iteration", "stage `E`: it fills an iteration by commands of its own"),
+    ("a granule", edited(("stages[0].kind.granule", e.Num(8.0))),
+     ["prefills"], f"{E}.granule", "stage `E`: the last tokens of a prefill need not be a granule"),
+    ("prefills that go alone", edited(("stages[0].kind.prefills", "alone")),
+     ["prefills"], f"{E}.prefills", "stage `E`: a prefill takes the iteration from the decodes"),
     ("two grown pools", grows_slots(), BOTH, "$.stages[0]", "stage `E`: its runs grow several pools"),
     ("a pool without a block", edited(("pools[1].block", None)),
      ["evicts"], "$.pools[1].block", "pool `kv`: the pool has no block, so whole entries are evicted"),
@@ -95,7 +101,7 @@ def test_an_obstacle_has_its_place_and_its_reason(case: tuple[str, p.Program, li
     assert all(tree[part] is False for part in forbids)
     assert f"{path}: {obstacle['problem']}" in as_text(program)
     # every refusal has a reason, and every reason refuses something
-    for part in ("windows", "at_once", "evicts", "head_stays"):
+    for part in ("windows", "at_once", "prefills", "evicts", "head_stays"):
         assert (tree[part] is False) == any(part in o["forbids"] for o in tree["obstacles"])
 
 

@@ -515,9 +515,10 @@ def test_the_command_prints_the_document(tmp_path):
 
 
 TRACED = (
-    "det_chunk det_decode_first det_evict_by det_evict_lru det_hol det_one det_one_cached det_over_reuse "
-    "det_preempt_decode det_preempt_decode_cached det_preempt_none det_preempt_prefill det_preempt_tail det_queue_by "
-    "det_reqcap det_reserve det_self_preempt_stuck det_srpt trace_ordered_batch"
+    "det_chunk det_decode_first det_evict_by det_evict_lru det_exclusive det_granule det_hol det_one det_one_cached "
+    "det_only_phase det_over_reuse det_preempt_decode det_preempt_decode_cached det_preempt_none det_preempt_prefill "
+    "det_preempt_tail det_queue_by det_register det_reqcap det_reserve det_self_preempt_stuck det_srpt "
+    "trace_ordered_batch"
 ).split()
 
 

@@ -215,7 +215,8 @@ def test_more_structures(name: str) -> None:
 
 #: Programs of the corpus with a step stage that the array engine runs.
 CORPUS = [
-    "det_chunk", "det_decode_first", "det_evict_by", "det_evict_lru", "det_hol", "det_one", "det_one_cached",
+    "det_chunk", "det_decode_first", "det_evict_by", "det_evict_lru", "det_exclusive", "det_granule", "det_hol",
+    "det_one", "det_one_cached", "det_only_phase", "det_register", "flag_idle",
     "det_over_reuse", "det_preempt_decode", "det_preempt_decode_cached", "det_preempt_none", "det_preempt_prefill",
     "det_preempt_tail", "det_queue_by", "det_reqcap", "det_reserve", "det_self_preempt_stuck", "det_srpt",
     "hold_engine", "hold_engine_cached", "text_vllm", "trace_ordered_batch", "trace_ordered_poisson", "trace_random",

@@ -20,6 +20,7 @@ from .facts import facts_of
 from .flow import check_flow
 from .fragment import unsupported as unsupported
 from .index import Index, Problems
+from .iteration import check_iteration
 from .moments import check_moments
 from .names import check_names
 from .orders import check_orders
@@ -57,6 +58,7 @@ def find_problems(program: Program) -> list[Problem]:
         check_flow(index, problems)
         check_moments(index, problems)
         check_orders(index, problems)
+        check_iteration(index, problems)
         check_amounts(index, problems)
         check_content(index, problems)
         check_reach(index, problems)

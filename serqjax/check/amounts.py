@@ -105,6 +105,17 @@ def _check_step(index: Index, problems: Problems, whole: Wholeness, here: str, o
     elif not whole.whole(kind.chunk):
         text = f"{owner}: the chunk may not be a whole number of tokens"
         problems.add(f"{here}.chunk", text, "round it with `Floor` or `Ceil`")
+    granule = index.number(kind.granule)
+    if granule is not None:
+        if not (granule >= 1 and (math.isinf(granule) or _is_whole(granule))):
+            text = f"{owner}: the granule is {granule:g} tokens"
+            problems.add(f"{here}.granule", text, 'need a whole number of tokens, 1 or more, or `["Inf"]`')
+        elif chunk is not None and 0 < chunk < granule:
+            text = f"{owner}: the granule of {granule:g} tokens is above the chunk of {chunk:g}"
+            problems.add(f"{here}.granule", text, "a prompt longer than the chunk would never get a token")
+        if kind.prefills == "alone":
+            text = f"{owner}: a prefill that the granule refuses would keep every decode waiting"
+            problems.add(f"{here}.granule", text, 'leave it out where `prefills` is "alone"')
     if cost is not None and not (0 < cost < math.inf):
         text = f"{owner}: the cost of an iteration is {cost:g} seconds, so that no time passes"
         problems.add(f"{here}.cost", text, "need a finite number of seconds above 0")

@@ -112,6 +112,7 @@ def as_text(program: Program, facts: Facts | None = None) -> str:
             extra += f", held together with {', '.join(stage['shared_with'])}"
         lines.append(f"  {stage['name']}: {stage['discipline']}{extra}{memory}{admits}")
         if stage["cost"] is not None:
+            lines += [f"    {line}" for line in _planning_lines(stage)]
             lines.append(f"    {stage['cost']}")
             lines += [f"    {line}" for line in _licence_lines(stage["coalesces"])]
         lines += [f"    {_moment_line(m)}" for m in stage["moments"]]
@@ -172,6 +173,10 @@ def _stage(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str,
         "cost": cost,
         "coalesces": _licence(index, facts, i) if isinstance(kind, Step) else None,
         "serve": _order(kind.serve) if isinstance(kind, Step) else None,
+        "granule": _json(index.number(kind.granule)) if isinstance(kind, Step) else None,
+        "prefills": kind.prefills if isinstance(kind, Step) else None,
+        "iteration": [type(command).__name__ for command in kind.iteration] if isinstance(kind, Step) else [],
+        "registers": [r.name for r in index.program.registers if r.stage == stage.name],
         "run_by": [index.program.states[s].name for s in fact.run_by],
         "moments": moments.get(f"stage `{stage.name}`", []),
     }
@@ -183,10 +188,25 @@ def _shared_with(index: Index, i: int) -> list[str]:
     return [names[k] for fabric in fabrics(index.program) if i in fabric.stages for k in fabric.stages if k != i]
 
 
+def _planning_lines(stage: dict[str, Any]) -> list[str]:
+    """How a step stage fills its iterations, where that is not the usual way."""
+    lines = []
+    if stage["granule"] is not None:
+        granule = "all or nothing" if stage["granule"] == "inf" else f"multiples of {stage['granule']:g} tokens"
+        lines.append(f"an unfinished prefill gets {granule}")
+    if stage["prefills"] == "alone":
+        lines.append("a prefill is alone in its iteration")
+    if stage["iteration"]:
+        keeps = f", keeps {', '.join(stage['registers'])}" if stage["registers"] else ""
+        lines.append(f"fills an iteration with {', '.join(stage['iteration'])}{keeps}")
+    return lines
+
+
 #: What a licence may allow, in words: allowed and not allowed.
 _COALESCED = {
     "windows": ("iterations of equal composition pass in one update", "iterations pass one by one"),
     "at_once": ("all residents are planned at once", "residents are planned one after the other"),
+    "prefills": ("so they do while a request prefills", "but not while a request prefills"),
     "evicts": ("growth evicts inside such an update", "an eviction ends such an update"),
     "head_stays": ("a head that was refused stays refused", "a head that was refused is tried again each iteration"),
 }
@@ -200,6 +220,7 @@ def _licence(index: Index, facts: Facts, i: int) -> dict[str, Any]:
     return {
         "windows": found.windows,
         "at_once": found.at_once,
+        "prefills": None if found.prefills or not found.windows else False,
         "evicts": found.evicts if cached else None,
         "head_stays": found.head_stays if fact.admits else None,
         "obstacles": [

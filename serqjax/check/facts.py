@@ -22,6 +22,7 @@ from ..ir.program import (
     Drop,
     Fifo,
     Grow,
+    Order,
     ProcessorSharing,
     Program,
     Require,
@@ -108,7 +109,8 @@ class StageFacts:
     - `kind`: `fifo`, `delay`, `ps`, `step`. `run_by`: states that run it. `shared`: some run holds it with others.
     - step stages: `memory` pool or -1; `admits`: pools whose line it admits, in index order;
       `fixed_point`: its cost runs in integers of 2^-20 ticks, else `float_reason` says why not;
-      `serve_keyed`; `chunked`: declares a chunk; `prefills`, `decodes`: modes that run on it;
+      `serve_keyed`: some order in which it serves has keys; `chunked`: declares a chunk;
+      `prefills`, `decodes`: modes that run on it;
       `cost_reads`, `budget_reads`, `chunk_reads`: context variables of each expression;
       `cost_draws`, `budget_draws`, `chunk_draws`: uniforms that one evaluation takes at most;
       `licence`: what may be coalesced (None for other stages).
@@ -349,7 +351,9 @@ def _stage(index: Index, i: int, rules: tuple[Expr, ...]) -> StageFacts:
         admits=tuple(p for p, pool in enumerate(program.pools) if pool.admit_via == stage.name),
         fixed_point=step is not None and not reason,
         float_reason=reason,
-        serve_keyed=step is not None and bool(step.serve.keys),
+        serve_keyed=step is not None and any(
+            isinstance(node, Order) and bool(node.keys) for _, node in walk((step.serve, step.iteration))
+        ),
         chunked=step is not None and step.chunk is not None,
         prefills=any(e.mode == "Prefill" for _, e in runs),
         decodes=any(e.mode == "Decode" for _, e in runs),

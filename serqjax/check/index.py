@@ -45,6 +45,7 @@ class Index:
         self.params = _first((p.name, p.value) for p in program.params)
         self.pools = _first((p.name, i) for i, p in enumerate(program.pools))
         self.stages = _first((s.name, i) for i, s in enumerate(program.stages))
+        self.registers = _first((r.name, r) for r in program.registers)
         self.scopes = _first((s.name, s) for s in program.scopes)
         self.scope_places = _first((s.name, i) for i, s in enumerate(program.scopes))
         self.states = _first((s.name, s) for s in program.states)

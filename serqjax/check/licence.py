@@ -29,7 +29,7 @@ STILL_FOR_HEAD = STILL_STATE | {"CachedIn", "BudgetLeft"}
 
 
 #: Parts of a licence that an obstacle can take away.
-Part = Literal["windows", "at_once", "evicts", "head_stays"]
+Part = Literal["windows", "at_once", "evicts", "head_stays", "prefills"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Licence:
     - `windows`: k iterations of equal composition may be one update.
     - `at_once`: all residents may get their tokens in one step, in the order of admission.
     - `evicts`: a window may go on while its growth evicts whole blocks in release order.
+    - `prefills`: both also hold while a resident prefills.
     - `head_stays`: a hold refused once is refused again while nothing but growth happens.
     - `newcomers`: the plan after one that admitted somebody is like it: the newcomer stays the last, and neither
       budget nor chunk reads what it has changed by joining.
@@ -57,6 +58,7 @@ class Licence:
 
     windows: bool
     at_once: bool
+    prefills: bool
     evicts: bool
     head_stays: bool
     newcomers: bool
@@ -85,6 +87,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
     return Licence(
         windows="windows" not in forbidden,
         at_once="at_once" not in forbidden,
+        prefills="prefills" not in forbidden,
         evicts=pool >= 0 and "evicts" not in forbidden,
         head_stays="head_stays" not in forbidden,
         newcomers=not (kind.serve.keys or _reads_state(kind.budget) or _reads_state(kind.chunk)),
@@ -105,6 +108,12 @@ def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
     if not fixed:
         for path, why in moving(kind.cost, STILL, STILL_STATE):
             yield Obstacle(("windows",), f"{at}.cost{path}", why)
+    if kind.iteration:
+        yield Obstacle(("windows", "at_once"), f"{at}.iteration", "it fills an iteration by commands of its own")
+    if kind.granule is not None:
+        yield Obstacle(("prefills",), f"{at}.granule", "the last tokens of a prefill need not be a granule")
+    if kind.prefills == "alone":
+        yield Obstacle(("prefills",), f"{at}.prefills", "a prefill takes the iteration from the decodes")
     if kind.serve.keys:
         yield Obstacle(("at_once",), f"{at}.serve.keys", "residents are served in an order of their own")
 

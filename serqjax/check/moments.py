@@ -21,7 +21,8 @@ class Moment:
 
     - `says`: how messages call the moment. `contexts`: the context variables that exist.
     - `draws`: may draw. `session`: attributes, `CachedIn`, `Allocated` exist. `hidden`: hidden ones too.
-    - `state`: state of pools and stages may be read. `budget_left`: `BudgetLeft` too.
+    - `state`: state of pools and stages may be read. `budget_left`: `BudgetLeft` too. `work`: `Work` too; an engine
+      that finds nothing to do waits for an event, so that what it decides by may not move without one.
     """
 
     says: str
@@ -31,13 +32,15 @@ class Moment:
     hidden: bool = False
     state: bool = True
     budget_left: bool = True
+    work: bool = True
 
 
 def _contexts(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_BATCH = "Now Nres Ndec Kvb Kvp"
+_RESIDENTS = "Nres Ndec Kvb Kvp"
+_BATCH = f"Now {_RESIDENTS}"
 
 MOMENTS: dict[str, Moment] = {
     "session": Moment("a session's own statement", _contexts("Now"), draws=True, hidden=True),
@@ -61,6 +64,13 @@ MOMENTS: dict[str, Moment] = {
         "a cost, read for a planned iteration", _contexts(_BATCH + " Ntok Npre Attn DecodePositions"), True, False
     ),
     "serve": Moment("a serve key, read for each resident", _contexts(_BATCH + " Decoding Admission Remaining")),
+    "only": Moment(
+        "an `only`, read for each resident", _contexts(_RESIDENTS + " Decoding Admission Remaining"), work=False
+    ),
+    "plan": Moment(
+        "a test, gate or value of an iteration, read while it is planned",
+        _contexts(_RESIDENTS + " Ntok Npre Admitted Preempted"), session=False, budget_left=False, work=False,
+    ),
     "ps": Moment("a processor-sharing capacity", _contexts("Now N"), draws=True, session=False),
     "gap": Moment("an arrival gap", frozenset(), draws=True, session=False, state=False),
     "number": Moment("a number of the program", frozenset(), session=False, state=False),
@@ -132,6 +142,12 @@ def _check_node(index: Index, problems: Problems, position: Position, moment: Mo
                 path,
                 f"{where} reads `{name}`, which is a session's, but {moment.says} has no session",
                 "read `Used`, `Free`, `Holders` or `Queued` of the pool",
+            )
+        elif name == "Work" and not moment.work:
+            problems.add(
+                path,
+                f"{where} reads `Work`, which moves with the clock, in {moment.says}",
+                "read what only events change: `Queue`, `Busy`, or the state of a pool",
             )
         elif name == "BudgetLeft" and not moment.budget_left:
             problems.add(

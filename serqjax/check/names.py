@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir.expr import Attr, Member, Param, StageState
-from ..ir.program import Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set
+from ..ir.expr import Attr, Inf, Member, Param, StageState
+from ..ir.program import Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set, Step
 from .index import Index, Problems, known, targets
 from .positions import Reference, nodes, positions, references
 
@@ -31,7 +31,8 @@ def _check_declarations(index: Index, problems: Problems) -> None:
     program = index.program
     for field, items in (
         ("attrs", program.attrs), ("params", program.params), ("pools", program.pools),
-        ("stages", program.stages), ("scopes", program.scopes), ("states", program.states),
+        ("stages", program.stages), ("registers", program.registers), ("scopes", program.scopes),
+        ("states", program.states),
     ):  # fmt: skip
         _once(problems, field, [(f"$.{field}[{i}].name", item.name) for i, item in enumerate(items)])
     _once(problems, "observes", [(f"$.observes[{i}]", name) for i, name in enumerate(program.observes)])
@@ -105,6 +106,10 @@ def numbers(index: Index) -> Iterable[tuple[str, str, Number | None]]:
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, Fifo):
             yield f"$.stages[{i}].kind.servers", f"stage `{stage.name}`: the servers", stage.kind.servers
+        elif isinstance(stage.kind, Step) and not isinstance(stage.kind.granule, Inf):
+            yield f"$.stages[{i}].kind.granule", f"stage `{stage.name}`: the granule", stage.kind.granule
+    for i, register in enumerate(program.registers):
+        yield f"$.registers[{i}].init", f"register `{register.name}`: the first value", register.init
     for field in ("rate", "n"):
         if hasattr(program.arrival, field):
             yield f"$.arrival.{field}", f"arrival: the {field}", getattr(program.arrival, field)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from ..ir.program import Order, Step
+from ..ir.program import Order, Serve, Step
 from .index import Index, Problems
+from .positions import commands
 
 #: The tie of each order, and what it is.
 TIES = {
@@ -33,7 +34,11 @@ def check_orders(index: Index, problems: Problems) -> None:
                 )
     for i, stage in enumerate(index.program.stages):
         if isinstance(stage.kind, Step):
-            _tie(problems, f"$.stages[{i}].kind.serve", f"stage `{stage.name}`", "serve", stage.kind.serve)
+            here, owner = f"$.stages[{i}].kind", f"stage `{stage.name}`"
+            _tie(problems, f"{here}.serve", owner, "serve", stage.kind.serve)
+            for at, command in commands(stage.kind.iteration, f"{here}.iteration"):
+                if isinstance(command, Serve) and command.by is not None:
+                    _tie(problems, f"{at}.by", owner, "serve", command.by)
 
 
 def _tie(problems: Problems, path: str, owner: str, place: str, order: Order) -> None:

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 
 from ..ir.expr import Expr, Member, Node, Resource
 from ..ir.program import (
+    Admit,
+    Assign,
     Branch,
+    Command,
     Drop,
     Fifo,
     Grow,
+    If,
     Observe,
     Op,
     ProcessorSharing,
@@ -22,6 +26,7 @@ from ..ir.program import (
     Require,
     Run,
     Segment,
+    Serve,
     Set,
     Step,
 )
@@ -77,6 +82,8 @@ def positions(program: Program) -> Iterator[Position]:
             if kind.chunk is not None:
                 yield Position(f"{here}.chunk", owner, "the chunk", "budget", kind.chunk)
             yield from _order(f"{here}.serve", owner, "a serve key", "serve", kind.serve.keys)
+            for at, command in commands(kind.iteration, f"{here}.iteration"):
+                yield from command_positions(at, owner, command)
         elif isinstance(kind, ProcessorSharing):
             yield Position(f"{here}.capacity", owner, "the capacity", "ps", kind.capacity)
         elif isinstance(kind, Fifo):
@@ -164,6 +171,30 @@ def nodes(position: Position) -> Iterator[tuple[str, Node]]:
     for path, node in walk(position.expr, position.path):
         if isinstance(node, Node):
             yield path, node
+
+
+def commands(body: tuple[Command, ...], path: str) -> Iterator[tuple[str, Command]]:
+    """All commands of an iteration body with their places, each before those inside it."""
+    for i, command in enumerate(body):
+        at = f"{path}[{i}]"
+        yield at, command
+        if isinstance(command, If):
+            yield from commands(command.then, f"{at}.then")
+            yield from commands(command.orelse, f"{at}.orelse")
+
+
+def command_positions(path: str, owner: str, command: Command) -> Iterator[Position]:
+    """Expressions of one command; those of the commands inside it are theirs."""
+    if isinstance(command, Serve | Admit) and command.only is not None:
+        yield Position(f"{path}.only", owner, "an `only`", "only", command.only)
+    if isinstance(command, Serve) and command.by is not None:
+        yield from _order(f"{path}.by", owner, "a serve key", "serve", command.by.keys)
+    elif isinstance(command, Admit) and command.gate is not None:
+        yield Position(f"{path}.gate", owner, "a gate", "plan", command.gate)
+    elif isinstance(command, If):
+        yield Position(f"{path}.test", owner, "a test of the iteration", "plan", command.test)
+    elif isinstance(command, Assign):
+        yield Position(f"{path}.value", owner, f"the value of the register `{command.register}`", "plan", command.value)
 
 
 def _order(path: str, owner: str, what: str, moment: str, keys: tuple[Expr, ...]) -> Iterator[Position]:

@@ -21,12 +21,14 @@ from ..ir.expr import (
     Num,
     Param,
     PoolState,
+    Reg,
     Sample,
     StageState,
     Unary,
 )
 from ..ir.fixed import binary, function
-from ..ir.program import Listed, Program, Set
+from ..ir.program import Assign, Listed, Program, Set
+from ..ir.structure import walk
 from .index import Index
 
 Range = tuple[float, float]
@@ -158,7 +160,7 @@ def _clean(low: float, high: float) -> Range:
 
 
 class Wholeness:
-    """Which attributes always hold whole numbers, and which expressions give them.
+    """Which attributes and registers always hold whole numbers, and which expressions give them.
 
     An attribute starts at 0 and is whole unless something writes a value into it that may not be.
     `cached`, `computed` and the state of pools count as whole: what a hold takes in tokens is checked itself.
@@ -170,12 +172,16 @@ class Wholeness:
         program = index.program
         for name, column in columns(index).items():
             self.attrs[name] = self.attrs.get(name, False) and column.whole
+        self.registers = {r.name: True for r in program.registers}
+        written = [(self.attrs, name, value) for name, value in writes(program)]
+        written += [(self.registers, r.name, r.init) for r in program.registers]
+        written += [(self.registers, c.register, c.value) for c in assignments(program)]
         changed = True
         while changed:
             changed = False
-            for name, value in writes(program):
-                if self.attrs.get(name, False) and not self.whole(value):
-                    self.attrs[name] = False
+            for table, name, value in written:
+                if table.get(name, False) and not self.whole(value):
+                    table[name] = False
                     changed = True
 
     def whole(self, expr: Expr | None) -> bool:
@@ -188,6 +194,8 @@ class Wholeness:
         match expr:
             case Attr(name=name):
                 return self.attrs.get(name, False)
+            case Reg(name=name):
+                return self.registers.get(name, False)
             case Ctx(name=name):
                 return name not in ("Now", "Waited", "Age", "Last", "Attn")
             case PoolState():
@@ -215,6 +223,11 @@ def writes(program: Program) -> list[tuple[str, Expr]]:
     for ops in (program.init, program.turn, *(state.ops for state in program.states)):
         found += [(op.attr, op.value) for op in ops if isinstance(op, Set)]
     return found
+
+
+def assignments(program: Program) -> list[Assign]:
+    """Every command of an iteration that assigns a register."""
+    return [node for _, node in walk(program.stages) if isinstance(node, Assign)]
 
 
 def _columns(program: Program) -> Iterator[tuple[str, float]]:

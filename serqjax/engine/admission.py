@@ -29,6 +29,7 @@ from .views import (
     now_s,
     own_entry,
     pool_state,
+    register_state,
     round_down,
     round_up,
     seconds,
@@ -74,6 +75,7 @@ def select_waiting(w: Lane, pool: int | Array, only: int | None = None) -> tuple
             },
             pool=pool_state(w, jnp.arange(w.line.shape[0])),
             stage=stage_state(w),
+            register=register_state(w),
         )
         keys = [evaluate(k, env) for k in w.plan.skeleton.pools[p].queue.keys]
         _, chosen = select(keys, w.line_seq, waiting & (w.line == p))
@@ -126,6 +128,7 @@ class Header:
                     ctx={"Now": lambda: now_s(w), "Requeued": lambda: requeued},
                     pool=pool_state(w, slot),
                     stage=stage_state(w, budget_left),
+                    register=register_state(w),
                 )
                 for let in s.scope.lets:
                     view.set(let.attr, evaluate(let.value, env), jnp.bool_(True))
@@ -401,6 +404,8 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
         w.put("give_key", slot, -1, on)
         w.put("preempted", slot, True, on)
         w.pick(on & w.planning, preempting=True)
+        if w.has("preempted_n"):
+            w.bump("preempted_n", on & w.planning)
     leave_everything(w, slot, on)
     w.pick(on, unwind=victim, unwind_how=PREEMPT, unwind_pool=pool)
 

@@ -27,8 +27,16 @@ def give_all(w: Lane, begins: Array) -> None:
     for stage in w.plan.step_stages:
         if not w.plan.licence(stage).at_once:
             continue
-        (on,) = w.fence(begins & (w.cursor == stage) & (w.number[stage] > 0))
+        on = begins & (w.cursor == stage) & (w.number[stage] > 0)
+        if not w.plan.licence(stage).prefills:
+            on = on & ~prefilling(w, stage)
+        (on,) = w.fence(on)
         w.only(on, lambda w, stage=stage, on=on: w.residents(lambda w: _give_all(w, stage, on)))
+
+
+def prefilling(w: Lane, stage: int) -> Array:
+    """Whether a resident of a stage prefills."""
+    return w.residents(lambda w: jnp.any((w.stage == stage) & (w.mode == 0)))
 
 
 def _give_all(w: Lane, stage: int, on: Array) -> None:

@@ -31,6 +31,7 @@ from ..ir.expr import (
     Num,
     Param,
     PoolState,
+    Reg,
     Sample,
     StageState,
     Unary,
@@ -58,6 +59,7 @@ class Env:
         pool: Callable[[str, int], Value] | None = None,
         stage: Callable[[str, int], Value] | None = None,
         draw: Callable[[int, Value], Scalars] | None = None,
+        register: Callable[[str], Value] | None = None,
     ):
         self.plan = plan
         self.numbers = numbers
@@ -66,6 +68,7 @@ class Env:
         self.pool = pool
         self.stage = stage
         self.draw = draw
+        self.register = register
 
     def number(self, node: Num | Param | Inf) -> Value:
         if isinstance(node, Inf):
@@ -105,6 +108,9 @@ def evaluate(expr: Expr, env: Env, live: Value = True) -> Value:
             return env.attr(name)
         case Ctx(name):
             return env.ctx[name]()
+        case Reg(name):
+            assert env.register is not None
+            return env.register(name)
         case PoolState(fun, ref):
             assert env.pool is not None
             return env.pool(fun, env.plan.pool(ref))

@@ -21,6 +21,8 @@ class Fault(IntEnum):
     no_hold = 10
     seats = 11
     capacity = 12
+    iteration_test = 13
+    register = 14
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -37,6 +39,8 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     ),
     Fault.capacity: (Verdict.error, "the capacity of stage `{stage}` is not a finite number"),
     Fault.free_iteration: (Verdict.error, "stage `{stage}`: an iteration with tokens and cost 0"),
+    Fault.iteration_test: (Verdict.error, "stage `{stage}`: a test or gate of the iteration is neither 0 nor 1"),
+    Fault.register: (Verdict.error, "stage `{stage}`: the value of a register is not a finite number"),
     Fault.slots: (Verdict.capacity, "more sessions were live than the session table holds ({slots}): raise `slots`"),
     Fault.entries: (
         Verdict.capacity,

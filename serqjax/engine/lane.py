@@ -329,7 +329,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "listed": full((), 0, i64),
             "preempting": full((), False, bool),
             "joined": full((), False, bool),  # somebody was admitted in this plan
-            "stopped": full((), False, bool),
+            "stopped": full((), False, bool),  # the plan, or the line of a body, serves nobody any more
             "iterations": full((T,), 0, i64),
             "prefill_only_tick": full((T,), 0, i64),
             "decode_only_tick": full((T,), 0, i64),
@@ -346,6 +346,22 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "gaps": full((cap.gaps, 2), 0, i64),
             "gaps_n": full((), 0, i32),
         }
+    if plan.skeleton.registers:
+        state["registers"] = full((len(plan.skeleton.registers),), 0.0, f64)
+        state["registers_before"] = full((len(plan.skeleton.registers),), 0.0, f64)  # when the plan began
+    if plan.bodies:
+        state |= {
+            "body_at": full((), 0, i32),  # line at which the plan of a stage with a body stands
+            "command_seq": full((), 0, i64),  # number of that line's run
+            "asked": full((), False, bool),  # it has asked for a newcomer
+            "passed": full((S,), -1, i64),  # run of the line that passed over a resident
+            "admitted_n": full((), 0, i32),  # sessions that this plan has admitted, and preempted
+            "preempted_n": full((), 0, i32),
+        }
+    if plan.granular:
+        state["refused"] = full((), False, bool)  # a prefill could not get a whole granule in this plan
+    if plan.prefills_alone:
+        state["prefilling"] = full((), False, bool)  # a resident prefilled when the plan began
     if seated(plan, cap):
         state["seats"] = full((cap.seats,), 0, i32)  # its length alone says something
     if cap.phases and any(plan.licence(s).windows or plan.licence(s).at_once for s in plan.step_stages):

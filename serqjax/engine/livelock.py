@@ -96,6 +96,8 @@ def fingerprint(w: Lane) -> Array:
     if w.has("share_end"):
         busy = jnp.any(w.group[None, :] == jnp.arange(w.plan.groups)[:, None], axis=1)
         values += [jnp.where(w.share_end < FAR, w.share_end - w.now, -1), jnp.where(busy, w.now - w.share_since, -1)]
+    if w.has("registers"):
+        values.append(w.registers)
     for i, value in enumerate(values):
         shift = jnp.arange(max(1, value.size)).astype(jnp.uint64)[: value.size].reshape(value.shape)
         total = total + jnp.sum(_mix(_bits(value) + shift * jnp.uint64(7919) + jnp.uint64(2000 + i)))

@@ -48,6 +48,7 @@ from ..ir.program import (
 from ..ir.structure import skeleton, walk
 from ..tape.chacha import DRAWS_PER_BLOCK
 from ..tape.draws import draw_count
+from .lines import Line, lines
 
 #: A cost in fixed point whose integers are places in the vector of integers.
 CostShape = IntForm
@@ -133,6 +134,10 @@ class Plan:
     @functools.cached_property
     def observe_index(self) -> dict[str, int]:
         return {n: i for i, n in enumerate(self.skeleton.observes)}
+
+    @functools.cached_property
+    def register_index(self) -> dict[str, int]:
+        return {r.name: i for i, r in enumerate(self.skeleton.registers)}
 
     @functools.cached_property
     def param_index(self) -> dict[str, int]:
@@ -305,6 +310,22 @@ class Plan:
     @functools.cached_property
     def step_stages(self) -> tuple[int, ...]:
         return tuple(i for i, s in enumerate(self.skeleton.stages) if isinstance(s.kind, Step))
+
+    @functools.cached_property
+    def bodies(self) -> dict[int, tuple[Line, ...]]:
+        """The iteration bodies of the step stages that have one, as lines."""
+        kinds = {i: self.stages[i].kind for i in self.step_stages}
+        return {i: lines(kind.iteration) for i, kind in kinds.items() if kind.iteration}
+
+    @functools.cached_property
+    def granular(self) -> tuple[int, ...]:
+        """Step stages with a granule."""
+        return tuple(i for i in self.step_stages if self.stages[i].kind.granule is not None)
+
+    @functools.cached_property
+    def prefills_alone(self) -> tuple[int, ...]:
+        """Step stages where a prefill is alone in its iteration."""
+        return tuple(i for i in self.step_stages if self.stages[i].kind.prefills == "alone")
 
     @functools.cached_property
     def fifo_stages(self) -> tuple[int, ...]:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..ir.expr import Inf
 from ..report.raw import Action
+from ..tape.rounding import product, quotient
 from . import livelock
 from .access import FAR, SLOT_BITS, load, load_at, pack
 from .admission import EPS, select
@@ -23,7 +25,16 @@ from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import EVENT, GIVE, NEVER_ADMITTED, STAGES, Lane
 from .uniforms import machine_cursor, machine_drawn, machine_ready
-from .views import budget_and_chunk, columns, has_work, pool_state, residents_ctx, stage_state, wanted
+from .views import (
+    budget_and_chunk,
+    columns,
+    has_work,
+    pool_state,
+    register_state,
+    residents_ctx,
+    stage_state,
+    wanted,
+)
 
 
 def start_plan(w: Lane) -> None:
@@ -55,6 +66,14 @@ def start_plan(w: Lane) -> None:
             begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
             chunk=chunk, listed=0, preempting=False, owed=0.0, stopped=False, joined=False,
         )  # fmt: skip
+        if w.has("refused"):
+            w.pick(begins, refused=False)
+        if w.has("prefilling"):
+            w.pick(begins, prefilling=jnp.any((w.stage == found) & (w.mode == 0)))
+        if w.has("registers"):
+            w.pick(begins, registers_before=w.registers)
+        if w.has("body_at"):
+            w.pick(begins, body_at=0, asked=False, admitted_n=0, preempted_n=0)
         if w.has("phases"):
             give_all(w, begins)
         return begins
@@ -63,9 +82,18 @@ def start_plan(w: Lane) -> None:
     w.pick(on & ~begins, focus=EVENT)
 
 
+def may_plan(w: Lane) -> Array:
+    """Whether the plan that has begun goes on now: nothing that it has caused is half done."""
+    return w.idle & w.planning & (w.cur < 0) & ~w.run_ready & (w.spawning == 0)
+
+
 def give_next(w: Lane) -> Array:
     """Give to the next resident in serving order; returns where the plan has nobody left to consider."""
-    on = w.idle & w.planning & (w.cur < 0) & ~w.run_ready & (w.spawning == 0)
+    on = may_plan(w)
+    if w.plan.bodies:
+        if len(w.plan.bodies) == len(w.plan.step_stages):
+            return jnp.bool_(False)
+        on = on & ~of_planned(w, tuple(w.plan.bodies))
     closing = w.stopped | (w.left <= 0)
     on, closing, remain = w.fence(on, closing, w.residents(lambda w: jnp.sum(unconsidered(w) & on)))
     gives = on & (remain > 0) & ~closing
@@ -86,23 +114,37 @@ def give_one(w: Lane, on: Array, remain: Array) -> Array:
     found, slot = select([], sequence, here)
     for stage in plan.step_stages:
         kind = plan.stages[stage].kind
-        if kind.serve.keys:
-            context = residents_ctx(w, stage) | {
-                "Decoding": lambda: (w.mode == 1).astype(jnp.float64),
-                "Admission": lambda: jnp.where(w.adm < NEVER_ADMITTED, w.adm.astype(jnp.float64), jnp.inf),
-                "Remaining": lambda: w.work,
-            }
-            env = Env(
-                plan, w.job.numbers, attr=columns(w), ctx=context,
-                pool=pool_state(w, jnp.arange(w.stage.shape[0])), stage=stage_state(w),
-            )  # fmt: skip
+        if kind.serve.keys and stage not in plan.bodies:
+            env = serve_env(w, stage)
             _, chosen = select([evaluate(k, env) for k in kind.serve.keys], sequence, here & (w.stage == stage))
             slot = jnp.where(w.cursor == stage, chosen, slot)
     picks = on & found & ~w.stopped & (w.left > 0)
     picks, slot = w.fence(picks, jnp.where(picks, slot, 0))
+    must = give(w, slot, picks)
+    last = (remain == 1) | (w.left <= 0)
+    if plan.prefills_alone:
+        last = last | w.stopped
+    return picks & ~must & last
+
+
+def serve_env(w: Lane, stage: int) -> Env:
+    """What the keys of a serving order see, for each resident of a stage."""
+    context = residents_ctx(w, stage) | {
+        "Decoding": lambda: (w.mode == 1).astype(jnp.float64),
+        "Admission": lambda: jnp.where(w.adm < NEVER_ADMITTED, w.adm.astype(jnp.float64), jnp.inf),
+        "Remaining": lambda: w.work,
+    }
+    return Env(
+        w.plan, w.job.numbers, attr=columns(w), ctx=context, pool=pool_state(w, jnp.arange(w.stage.shape[0])),
+        stage=stage_state(w), register=register_state(w),
+    )  # fmt: skip
+
+
+def give(w: Lane, slot: Array, picks: Array) -> Array:
+    """A resident gets its tokens; returns where it must grow first."""
+    plan = w.plan
     w.put("considered", slot, w.plan_seq, picks)
-    work = load(w.work, slot)
-    tokens = jnp.minimum(wanted(work, load(w.mode, slot), w.chunk), w.left)
+    tokens = takes(w, slot, picks)
     tokens, gives = w.fence(tokens, picks & (tokens > 0))
     w.put("given", slot, tokens, gives)
     must = jnp.bool_(False)
@@ -117,11 +159,44 @@ def give_one(w: Lane, on: Array, remain: Array) -> Array:
         w.pick(must, grow=slot, grow_how=GIVE, grow_pool=pool, grow_column=column, grow_units=need)
         gives, must = w.fence(gives & ~waiting & ~must, must)
     give_allocated(w, slot, gives)
-    return picks & ~must & ((remain == 1) | (w.left <= 0))
+    return must
+
+
+def takes(w: Lane, slot: Array, picks: Array) -> Array:
+    """Tokens that a resident may take now; marks the plan where a prefill is refused."""
+    work, mode = load(w.work, slot), load(w.mode, slot)
+    want, left = wanted(work, mode, w.chunk), w.left
+    if w.has("prefilling"):
+        alone = of_planned(w, w.plan.prefills_alone)
+        want = jnp.where(alone & (mode == 1) & w.prefilling, 0.0, want)
+        left = jnp.where(alone & (mode == 0), w.budget, left)
+    tokens = jnp.minimum(want, left)
+    numbers = Env(w.plan, w.job.numbers)
+    for stage in w.plan.granular:
+        granule = w.plan.stages[stage].kind.granule
+        size = numbers.number(granule)
+        whole = jnp.float64(0.0) if isinstance(granule, Inf) else product(jnp.floor(quotient(tokens, size)), size)
+        partial = (w.cursor == stage) & (mode == 0) & (tokens < work)
+        w.pick(picks & partial & (whole <= 0), refused=True)
+        tokens = jnp.where(partial, whole, tokens)
+    return tokens
+
+
+def of_planned(w: Lane, stages: tuple[int, ...]) -> Array:
+    """Whether the stage that is planned is one of some."""
+    found = jnp.bool_(False)
+    for stage in stages:
+        found = found | (w.cursor == stage)
+    return found
 
 
 def give_allocated(w: Lane, slot: Array, on: Array) -> None:
     """The resident's tokens are on the list of the iteration."""
+    if w.has("prefilling"):
+        alone = on & of_planned(w, w.plan.prefills_alone) & (load(w.mode, slot) == 0)
+        # decodes chosen before lose their turn; what was grown for them stays
+        w.give_key = jnp.where(alone & (w.stage == w.cursor), -1, w.give_key)
+        w.pick(alone, listed=0, left=w.budget, stopped=True)
     w.put("give_key", slot, w.listed, on)
     w.pick(on, listed=w.listed + 1, left=w.left - load(w.given, slot))
 
@@ -129,11 +204,26 @@ def give_allocated(w: Lane, slot: Array, on: Array) -> None:
 def newcomer(w: Lane, spent: Array) -> tuple[Array, Array]:
     """Whether the plan asks a line for a newcomer now, and the first of the stage's pools with somebody waiting."""
     asks = spent & (w.left > 0) & ~w.preempting & ~w.stopped
+    if w.has("refused"):
+        asks = asks & ~w.refused
+    pool = waiting_line(w)
+    return asks & (pool >= 0), pool
+
+
+def waiting_line(w: Lane) -> Array:
+    """The first of the planned stage's pools with somebody waiting; -1 if there is none."""
     pool = jnp.int32(-1)
     for stage in w.plan.step_stages:
         for p in reversed(w.plan.stages[stage].admits):
             pool = jnp.where((w.cursor == stage) & (w.queued[p] > 0), p, pool)
-    return asks & (pool >= 0), pool
+    return pool
+
+
+def left_for_newcomers(w: Lane) -> Array:
+    """Tokens that the header of a newcomer reads as `BudgetLeft`: a prefill that goes alone may use them all."""
+    if not w.plan.prefills_alone:
+        return w.left
+    return jnp.where(of_planned(w, w.plan.prefills_alone), w.budget, w.left)
 
 
 def finish_plan(w: Lane, over: Array) -> None:
@@ -170,6 +260,8 @@ def start_iteration(w: Lane, over: Array) -> Array:
                     w.s["grown"] = w.grown.at[depth].set(w.grown[depth] | mine)
     n, position, works = w.fence(n, position, over & ((n > 0) | w.preempting))
     idles = over & ~works
+    if w.has("registers"):
+        w.pick(idles & (w.admitted_n == 0), registers=w.registers_before)
     left_over = jnp.bool_(False)
     for s in plan.step_stages:
         left_over = left_over | ((stage == s) & has_work(w, s))

@@ -55,6 +55,9 @@ def begin(w: Lane) -> None:
     if w.plan.open_arrivals:
         on = on & (w.gap_for == 0)  # drawn in the first turn
     w.pick(on, warm=w.job.warmup <= 0)
+    if w.has("registers"):
+        numbers = Env(w.plan, w.job.numbers)
+        w.pick(on, registers=[numbers.number(r.init) for r in w.plan.skeleton.registers])
     if w.plan.open_arrivals:
         w.fail(on & (w.gap < 0), Fault.gap)
         w.pick(on, next_arrive=jnp.maximum(w.gap, 0), arrive_key=w.event_seq << SLOT_BITS)
@@ -494,6 +497,8 @@ class Pass:
             w.put("column", slot, self.run_column, steps)
             w.put("give_key", slot, -1, steps)
             w.put("considered", slot, -1, steps)
+            if w.has("passed"):
+                w.put("passed", slot, -1, steps)
             never = steps & (load(w.adm, slot) >= NEVER_ADMITTED)
             w.put("adm", slot, NEVER_ADMITTED + w.join_seq, never)
             w.bump("join_seq", never)

@@ -27,7 +27,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, clock, memory, planner, seats, session, sharing, window
+from . import admission, body, clock, memory, planner, seats, session, sharing, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -133,7 +133,10 @@ def action_margin(plan: Plan, slots: int) -> int:
 def plan_without_pools(w: Lane) -> None:
     """The plan of stages in a program without holds: nobody can be admitted."""
     planner.start_plan(w)
-    finish(w, planner.give_next(w), jnp.bool_(False))
+    over = planner.give_next(w)
+    if w.plan.bodies:
+        over = over | body.follow(w)[0]
+    finish(w, over, jnp.bool_(False))
 
 
 def plan_and_admit(w: Lane) -> None:
@@ -147,13 +150,20 @@ def plan_and_admit(w: Lane) -> None:
         w.only(w.focus == STAGES, planner.start_plan)
         spent = w.only(w.planning, planner.give_next, jnp.bool_(False))
         newcomer, line = planner.newcomer(w, spent)
+        if w.plan.bodies:
+            ends, asked = w.only(w.planning, body.follow, (jnp.bool_(False), jnp.bool_(False)))
+            newcomer = newcomer | (asked & (line >= 0))
         pool = jnp.where(newcomer, line, pool)
-        left, stage = w.left, jnp.where(newcomer, w.cursor, -1)
+        left, stage = planner.left_for_newcomers(w), jnp.where(newcomer, w.cursor, -1)
     tries, pool, stage = w.fence(asks | newcomer, pool, stage)
     refused = w.only(tries, lambda w: admission.admit(w, tries, pool, left, stage), tries & False)
     w.pick(refused & asks, sweep=pool + 1)
     if w.plan.step_stages:
-        finish(w, spent & (~newcomer | refused), newcomer & refused)
+        over = spent & (~newcomer | refused)
+        if w.plan.bodies:
+            body.answered(w, asked & newcomer & ~refused, asked & (~newcomer | refused))
+            over = over | ends
+        finish(w, over, newcomer & refused)
 
 
 def finish(w: Lane, over: Array, refused: Array) -> None:

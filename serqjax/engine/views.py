@@ -171,6 +171,11 @@ def exact_sum(values: Value, mask: Value) -> Value:
     return whole.astype(jnp.float64) + parts.astype(jnp.float64) / PARTS
 
 
+def register_state(w: Lane) -> Callable[[str], Value]:
+    """Registers of step stages, by name."""
+    return lambda name: w.registers[w.plan.register_index[name]]
+
+
 def memory_held(w: Lane, pool: int) -> Value:
     """Units of a pool in all open holds of each session, `[slots]`."""
     total = w.alloc[pool]
@@ -202,7 +207,7 @@ def budget_and_chunk(w: Lane, stage: int, draws: Draws | None = None, live: Valu
     assert isinstance(kind, Step)
     env = Env(
         w.plan, w.job.numbers, ctx=residents_ctx(w, stage), pool=pool_state(w, None), stage=stage_state(w),
-        draw=None if draws is None else draws.take,
+        draw=None if draws is None else draws.take, register=register_state(w),
     )  # fmt: skip
     budget = jnp.asarray(evaluate(kind.budget, env, live))
     chunk = jnp.float64(0.0) if kind.chunk is None else evaluate(kind.chunk, env, live)

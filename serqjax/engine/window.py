@@ -26,6 +26,7 @@ from ..ir.itl import edges
 from ..tape.rounding import product
 from .access import FAR, least, load, pack, store
 from .admission import take_entries
+from .at_once import prefilling
 from .clock import Limbs, next_event, number_index, pass_time
 from .cost import carried, fixed_cost, float_cost
 from .lane import Lane
@@ -51,6 +52,8 @@ def coalesce(w: Lane, over: Array, refused: Array) -> None:
             on = on & ~w.joined  # the next plan may order or limit otherwise
         if w.has("watching"):
             on = on & ~w.watching
+        if not w.plan.licence(stage).prefills:
+            on = on & ~prefilling(w, stage)
         (on,) = w.fence(on & w.residents(lambda w, stage=stage: alike(w, stage) > 1))
 
         def window(w: Lane, stage: int = stage, on: Array = on) -> None:

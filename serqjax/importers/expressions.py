@@ -52,6 +52,7 @@ class Expressions:
         self.attrs = attrs
         self.pools = pools
         self.stages = stages
+        self.registers: tuple[str, ...] = ()  # names by index
 
     def read(self, value: Any, place: str, request: Mapping[str, ir.Expr] | None = None) -> ir.Expr:
         """One expression (recursive)."""
@@ -99,8 +100,8 @@ class Expressions:
             items = source.list(payload, inner, 3)
             return ir.Cond(*(sub(x, f"{inner}[{i}]") for i, x in enumerate(items))) if items else ir.Num(0.0)
         if tag == "Reg":
-            source.refuse(inner, "a register of an iteration body")
-        elif tag == "Agg":
+            return ir.Reg(self.register(payload, inner))
+        if tag == "Agg":
             source.refuse(inner, "an aggregate of a claim")
         elif tag:
             tags = "Num Attr Ctx Sample Call Unary Binary Cond Cost Reg Agg"
@@ -111,6 +112,11 @@ class Expressions:
         """The attribute name of a slot."""
         slot = self.source.index(value, place, len(self.attrs), "attributes")
         return self.attrs[slot] if self.attrs else "?"
+
+    def register(self, value: Any, place: str) -> str:
+        """The name of a register."""
+        i = self.source.index(value, place, len(self.registers), "registers")
+        return self.registers[i] if self.registers else "?"
 
     def resource(self, value: Any, place: str, kind: Array) -> ir.Resource:
         """A CRef: the name of a pool or stage, or a computed member of an array."""
@@ -229,8 +235,8 @@ class Expressions:
 
 
 def moves(expr: ir.Expr) -> bool:
-    """True if an expression may change while a session waits: it reads a context variable, state or a draw."""
-    changing = (ir.Ctx, ir.Sample, ir.PoolState, ir.StageState, ir.Price)
+    """True if it may change while a session waits: it reads a context variable, a register, state, or draws."""
+    changing = (ir.Ctx, ir.Reg, ir.Sample, ir.PoolState, ir.StageState, ir.Price)
     return any(isinstance(node, changing) for _, node in walk(expr))
 
 

@@ -21,6 +21,7 @@ from ..errors import ProgramError
 from ..ir.codec import describe, parse_json
 from .blocks import Builder
 from .expressions import Array, Expressions
+from .iteration import read_body, read_registers, register_names
 from .minimise import minimise
 from .request import Requests
 from .source import Source
@@ -97,7 +98,7 @@ class _Reader:
 
     def _program(self) -> ir.Program:
         source = self.source
-        for key, what in (("gauges", "a gauge"), ("claims", "a claim"), ("registers", "a register")):
+        for key, what in (("gauges", "a gauge"), ("claims", "a claim")):
             rows = self.tree.get(key)
             if rows:
                 label = rows[0].get("name") if isinstance(rows, list) and isinstance(rows[0], dict) else None
@@ -109,6 +110,9 @@ class _Reader:
         pools = self._names(raw_pools, "pools")
         stages = self._names(raw_stages, "stages")
         self.expressions = expressions = Expressions(source, attrs, pools, stages)
+        raw_registers = source.list(self.tree.get("registers") or [], "$.registers")
+        expressions.registers = register_names(expressions, raw_registers, "$.registers")
+        registers = read_registers(expressions, raw_registers, "$.registers")
         hidden = self._hidden()
         self.requests = requests = Requests(expressions, observes, hidden)
         made_pools = tuple(self._pool(v, i, f"$.pools[{i}]") for i, v in enumerate(raw_pools))
@@ -139,8 +143,8 @@ class _Reader:
         return minimise(
             ir.Program(
                 name=self.name, attrs=tuple(slots), params=tuple(self.params), observes=observes, pools=made_pools,
-                stages=made_stages, scopes=tuple(builder.scopes), states=tuple(builder.states), start="start",
-                init=init, turn=turn, arrival=arrival, trace=trace, horizon_s=ir.Num(horizon),
+                stages=made_stages, registers=registers, scopes=tuple(builder.scopes), states=tuple(builder.states),
+                start="start", init=init, turn=turn, arrival=arrival, trace=trace, horizon_s=ir.Num(horizon),
                 warmup_s=ir.Num(warmup), seed=seed, arrivals=arrivals,
             )
         )  # fmt: skip
@@ -285,10 +289,6 @@ class _Reader:
         fields = source.object(value, place)
         if not fields:
             return ir.Delay()
-        if fields.get("granule") is not None:
-            source.refuse(f"{place}.granule", "a granule")
-        if fields.get("iteration") is not None:
-            source.refuse(f"{place}.iteration", "an iteration body")
         if fields.get("connector") is not None:
             source.refuse(f"{place}.connector", "a KV connector")
         raw_memory = fields.get("memory")
@@ -301,10 +301,10 @@ class _Reader:
         tag, payload = source.tag(source.get(fields, "serve", place), f"{place}.serve")
         if tag == "By":
             serve = ir.Order(keys=self.expressions.keys(payload, f"{place}.serve.By"), tie="admitted")
-        elif tag == "ExclusivePrefill":
-            source.refuse(f"{place}.serve", "ExclusivePrefill")
-        elif tag:
-            source.fail(f"{place}.serve", f"unknown order {describe(tag)}", 'need {"By": [...]}')
+        elif tag and tag != "ExclusivePrefill":
+            need = 'need {"By": [...]} or "ExclusivePrefill"'
+            source.fail(f"{place}.serve", f"unknown order {describe(tag)}", need)
+        raw_body = fields.get("iteration")
         if fields.get("request") is not None:
             self.requests.declare(i, fields["request"], f"{place}.request", memory)
         return ir.Step(
@@ -313,7 +313,19 @@ class _Reader:
             chunk=read(source.get(fields, "chunk", place), f"{place}.chunk"),
             serve=serve,
             memory=memory,
+            granule=self._granule(fields.get("granule"), f"{place}.granule"),
+            prefills="alone" if tag == "ExclusivePrefill" else "mixed",
+            iteration=() if raw_body is None else read_body(self.expressions, raw_body, f"{place}.iteration"),
         )
+
+    def _granule(self, value: Any, place: str) -> ir.Amount | None:
+        if value is None:
+            return None
+        granule = self.expressions.read(value, place)
+        if isinstance(granule, (ir.Num, ir.Inf)):
+            return granule
+        self.source.fail(place, "the granule is computed", 'need a number of tokens or "inf"')
+        return None
 
     # ------------------------------------------------------------ arrivals
 

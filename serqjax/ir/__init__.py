@@ -22,6 +22,7 @@ from .expr import Number as Number
 from .expr import Param as Param
 from .expr import PoolState as PoolState
 from .expr import Price as Price
+from .expr import Reg as Reg
 from .expr import Resource as Resource
 from .expr import Sample as Sample
 from .expr import StageState as StageState
@@ -30,11 +31,14 @@ from .program import EVICT_LRU as EVICT_LRU
 from .program import FORMAT_VERSION as FORMAT_VERSION
 from .program import QUEUE_FIFO as QUEUE_FIFO
 from .program import SERVE_ADMITTED as SERVE_ADMITTED
+from .program import Admit as Admit
 from .program import Arrival as Arrival
+from .program import Assign as Assign
 from .program import Attribute as Attribute
 from .program import Batch as Batch
 from .program import Branch as Branch
 from .program import Closed as Closed
+from .program import Command as Command
 from .program import Deadline as Deadline
 from .program import Delay as Delay
 from .program import Drop as Drop
@@ -44,6 +48,7 @@ from .program import Exit as Exit
 from .program import Fifo as Fifo
 from .program import Goto as Goto
 from .program import Grow as Grow
+from .program import If as If
 from .program import Leave as Leave
 from .program import Let as Let
 from .program import Listed as Listed
@@ -58,12 +63,14 @@ from .program import Preempt as Preempt
 from .program import ProcessorSharing as ProcessorSharing
 from .program import Program as Program
 from .program import Recorded as Recorded
+from .program import Register as Register
 from .program import Renewal as Renewal
 from .program import Require as Require
 from .program import Respond as Respond
 from .program import Run as Run
 from .program import Scope as Scope
 from .program import Segment as Segment
+from .program import Serve as Serve
 from .program import Set as Set
 from .program import Share as Share
 from .program import Stage as Stage

@@ -66,6 +66,12 @@ class Param(Node, frozen=True):
     name: str
 
 
+class Reg(Node, frozen=True):
+    """A register of a step stage by name."""
+
+    name: str
+
+
 class Attr(Node, frozen=True):
     """A session attribute by name."""
 
@@ -147,7 +153,7 @@ class Cond(Node, frozen=True):
 
 
 Expr = (
-    Num | Inf | Param | Attr | Ctx | Sample | Call | PoolState | StageState | Price | Unary | Binary | Cond
+    Num | Inf | Param | Reg | Attr | Ctx | Sample | Call | PoolState | StageState | Price | Unary | Binary | Cond
 )
 #: A number of the program: a literal, a parameter, or (where it says so) infinity.
 Number = Num | Param

@@ -174,12 +174,60 @@ class ProcessorSharing(Tagged, frozen=True):
     capacity: Expr
 
 
+class Serve(Tagged, frozen=True, kw_only=True):
+    """Serve each resident once, in order, while tokens are left.
+
+    Passes over those served earlier in the iteration, and over those for whom `only` is 0 when their turn comes. `by`:
+    the order (None: the stage's). A grower that preempts itself ends the command.
+    """
+
+    only: Expr | None = None
+    by: Order | None = None
+
+
+class Admit(Tagged, frozen=True, kw_only=True):
+    """Admit from the stage's lines, one session at a time, while tokens are left and nobody was refused.
+
+    Before each admission `gate` must be 1 (0 ends the command). A newcomer is served at once, unless `only` is 0 for
+    it. A hold that does not fit, or a grower that preempts itself, ends the command.
+    """
+
+    only: Expr | None = None
+    gate: Expr | None = None
+
+
+class If(Tagged, frozen=True, kw_only=True):
+    """`test` must be exactly 0 or 1."""
+
+    test: Expr
+    then: tuple[Command, ...] = ()
+    orelse: tuple[Command, ...] = ()
+
+
+class Assign(Tagged, frozen=True, kw_only=True):
+    """`register := value`, a finite number."""
+
+    register: str
+    value: Expr
+
+
+#: What the `iteration` of a step stage consists of.
+Command = Serve | Admit | If | Assign
+
+
 class Step(Tagged, frozen=True, kw_only=True):
     """Continuous batching: iterations that give tokens to residents; work in tokens.
 
     - `budget`: tokens an iteration may give. `chunk`: cap of one prefill's tokens (None or 0: none).
+    - `granule`: a prefill that an iteration does not finish gets whole multiples of so many tokens (infinity: all
+      or nothing). One that could get less is refused, and after a refusal an iteration admits nobody (None: any
+      number of tokens).
     - `cost`: seconds of an iteration. Affine (and max/min of affine) costs run in fixed point.
     - `serve`: order of the residents. `memory`: the pool their growth takes from.
+    - `prefills`: `mixed` with decodes in one iteration, or `alone`: the first prefill that is given tokens is the
+      whole iteration and may use the whole budget; decodes wait while a resident prefills.
+    - `iteration`: how an iteration is filled. Empty: every resident is served once; then, while tokens are left and
+      nobody was preempted or refused, the stage's lines admit one session at a time, which is served too.
     """
 
     budget: Expr
@@ -187,6 +235,21 @@ class Step(Tagged, frozen=True, kw_only=True):
     chunk: Expr | None = None
     serve: Order = SERVE_ADMITTED
     memory: str | None = None
+    granule: Amount | None = None
+    prefills: Literal["mixed", "alone"] = "mixed"
+    iteration: tuple[Command, ...] = ()
+
+
+class Register(Part, frozen=True, kw_only=True):
+    """A number that a step stage keeps from one iteration to the next; its `iteration` assigns it.
+
+    An iteration that gives nothing, preempts nobody and admits nobody leaves it as it was. `Reg(name)` reads it: the
+    stage's own expressions, the headers and queue keys of the lines that the stage admits, gauges and claims.
+    """
+
+    name: str
+    stage: str
+    init: Number = Num(0.0)
 
 
 class Stage(Part, frozen=True, kw_only=True):
@@ -450,6 +513,7 @@ class Program(Part, frozen=True, kw_only=True):
     observes: tuple[str, ...] = ()
     pools: tuple[Pool, ...] = ()
     stages: tuple[Stage, ...] = ()
+    registers: tuple[Register, ...] = ()
     scopes: tuple[Scope, ...] = ()
     states: tuple[State, ...]
     start: str
