@@ -68,9 +68,12 @@ class Automaton:
                 return set_attr
             case ir.Observe(name=name, value=value):
                 index, f = machine.observe_index[name], compiler.expr(value)
+                aggregated = machine.claims.values
 
                 def observe(session: Session, look: Look) -> None:
                     x = f(look)
+                    if name in aggregated:
+                        aggregated[name].append(x)
                     if machine.warm:
                         machine.samples.add(index, machine.now_tick, session.serial, machine.turn_no(session), x)
 

@@ -19,6 +19,7 @@ from . import scopes
 from .automaton import Automaton
 from .check import check_ownership
 from .expressions import Compiler, Look, RunError
+from .measures import Claims, Gauges
 from .planner import Step
 from .pools import Pool
 from .progress import Progress
@@ -104,6 +105,7 @@ class Machine:
         self.memory_of = [{e.index for e in self.engines if e.memory == i} for i in range(len(self.pools))]
         self.gaps = [Gaps(stage.totals, self.tick_s) for stage in self.stages]
         self.scopes = [scopes.Scope(self, scope) for scope in program.scopes]
+        self.gauges, self.claims = Gauges(self), Claims(self)
         self.automaton = Automaton(self)
 
     def make_stage(self, index: int, stage: ir.Stage) -> Stage:
@@ -183,14 +185,18 @@ class Machine:
                     break
                 if self.progress.livelock and (stop_on_verdict or self.horizon_tick is None):
                     break
+                if self.heap[0][0] > self.now_tick:
+                    self.gauges.read()
                 self.now_tick, _, handle, what = heapq.heappop(self.heap)
                 self.events += 1
                 handle(what)
                 self.settle()
+            self.gauges.read()
             verdict, cause = self.progress.verdict()
             stopped = stop_on_verdict and verdict in (Verdict.livelock, Verdict.deadlock)
             if self.program.arrivals is None and self.horizon_tick is not None and not stopped:
                 self.now_tick = self.horizon_tick
+            self.claims.run_ends()
         except RunError as error:
             if self.progress.livelock:  # such a run may let no time pass
                 verdict, cause = Verdict.livelock, self.progress.livelock
@@ -293,6 +299,7 @@ class Machine:
             for name, value in zip(program.arrival.attrs, program.arrival.values[serial]):
                 if value is not None:
                     attrs[self.slots[name]] = value
+        self.claims.session_starts(session)
         self.make_ready(session)
 
     def reseed_workload(self, session: Session) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..ir.expr import ARITY, DRAW_ARITY, Attr, Call, Ctx, PoolState, Price, Sample, StageState
+from ..ir.expr import ARITY, DRAW_ARITY, Agg, Attr, Call, Ctx, PoolState, Price, Sample, StageState
 from .index import Index, Problems
 from .positions import Position, nodes, positions
 
@@ -21,7 +21,8 @@ class Moment:
 
     - `says`: how messages call the moment. `contexts`: the context variables that exist.
     - `draws`: may draw. `session`: attributes, `CachedIn`, `Allocated` exist. `hidden`: hidden ones too.
-    - `state`: state of pools and stages may be read. `budget_left`: `BudgetLeft` too.
+    - `state`: state of pools and stages may be read. `budget_left`: `BudgetLeft` too; `unread`: but not these.
+    - `aggregates`: the observations of the whole run are known.
     """
 
     says: str
@@ -31,6 +32,8 @@ class Moment:
     hidden: bool = False
     state: bool = True
     budget_left: bool = True
+    unread: frozenset[str] = frozenset()
+    aggregates: bool = False
 
 
 def _contexts(names: str) -> frozenset[str]:
@@ -62,6 +65,27 @@ MOMENTS: dict[str, Moment] = {
     "serve": Moment("a serve key, read for each resident", _contexts(_BATCH + " Decoding Admission Remaining")),
     "ps": Moment("a processor-sharing capacity", _contexts("Now N"), draws=True, session=False),
     "gap": Moment("an arrival gap", frozenset(), draws=True, session=False, state=False),
+    "gauge": Moment(
+        "a gauge, which holds its value between events",
+        frozenset(),
+        session=False,
+        budget_left=False,
+        unread=frozenset({"Work"}),
+    ),
+    "iteration": Moment(
+        "a claim over iterations, read when one starts",
+        _contexts(_BATCH + " Ntok Npre Attn DecodePositions Demand Served Arrived"),
+        session=False,
+        budget_left=False,
+        unread=frozenset({"Work", "EstLambda", "EstRho", "EstWait", "Price"}),
+    ),
+    "end": Moment(
+        "a claim at the end of the run", _contexts("Now"), session=False, state=False, budget_left=False,
+        aggregates=True,
+    ),
+    "given": Moment(
+        "a claim's `given`, read when a session starts", frozenset(), hidden=True, state=False, budget_left=False
+    ),
     "number": Moment("a number of the program", frozenset(), session=False, state=False),
 }
 
@@ -124,6 +148,8 @@ def _check_node(index: Index, problems: Problems, position: Position, moment: Mo
                 f"{where} reads `{name}`, the state of a pool or stage, which does not exist in {moment.says}",
                 "use constants, parameters, attributes and arithmetic only"
                 if moment.session
+                else "use constants, parameters and arithmetic only"
+                if not moment.draws
                 else "use constants, parameters, draws and arithmetic only",
             )
         elif name in _OF_SESSION and not moment.session:
@@ -132,12 +158,24 @@ def _check_node(index: Index, problems: Problems, position: Position, moment: Mo
                 f"{where} reads `{name}`, which is a session's, but {moment.says} has no session",
                 "read `Used`, `Free`, `Holders` or `Queued` of the pool",
             )
+        elif name in moment.unread:
+            problems.add(
+                path,
+                f"{where} reads `{name}`, which is not known in {moment.says}",
+                "read `Queue`, `Busy`, `Used`, `Free`, `Holders` or `Queued`",
+            )
         elif name == "BudgetLeft" and not moment.budget_left:
             problems.add(
                 path,
                 f"{where} reads `BudgetLeft`, which is not known in {moment.says}",
                 "read `BudgetLeft` in a hold's header, a queue key or a session's statement",
             )
+    elif isinstance(node, Agg) and not moment.aggregates:
+        problems.add(
+            path,
+            f"{where} reads the aggregate `{node.fun}`, which does not exist in {moment.says}",
+            "aggregates of observations are read in a claim at the end of the run",
+        )
     if isinstance(node, Call) and len(node.args) != ARITY[node.fun]:
         _arity(problems, path, where, node.fun, ARITY[node.fun], len(node.args))
     if isinstance(node, Sample) and len(node.args) != DRAW_ARITY[node.dist]:

@@ -8,6 +8,7 @@ from . import expr as expr
 from . import program as program
 from .codec import from_json as from_json
 from .codec import to_json as to_json
+from .expr import Agg as Agg
 from .expr import Amount as Amount
 from .expr import Attr as Attr
 from .expr import Binary as Binary
@@ -31,17 +32,21 @@ from .program import FORMAT_VERSION as FORMAT_VERSION
 from .program import QUEUE_FIFO as QUEUE_FIFO
 from .program import SERVE_ADMITTED as SERVE_ADMITTED
 from .program import Arrival as Arrival
+from .program import AtEnd as AtEnd
 from .program import Attribute as Attribute
 from .program import Batch as Batch
 from .program import Branch as Branch
+from .program import Claim as Claim
 from .program import Closed as Closed
 from .program import Deadline as Deadline
 from .program import Delay as Delay
 from .program import Drop as Drop
 from .program import End as End
 from .program import Enter as Enter
+from .program import EveryIteration as EveryIteration
 from .program import Exit as Exit
 from .program import Fifo as Fifo
+from .program import Gauge as Gauge
 from .program import Goto as Goto
 from .program import Grow as Grow
 from .program import Leave as Leave
@@ -63,6 +68,7 @@ from .program import Respond as Respond
 from .program import Run as Run
 from .program import Scope as Scope
 from .program import Set as Set
+from .program import SomeIteration as SomeIteration
 from .program import Stage as Stage
 from .program import State as State
 from .program import Step as Step

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..ir.itl import RATIO
 from ..ir.program import Program
+from .measures import gauge_points
 from .raw import RawRun
 from .reference import client_observations, observations
 from .units import seconds
@@ -87,7 +88,11 @@ def sample_differences(
     """
     skip = dict(exceptions or {})
     out: list[str] = []
-    made = {"observes": observations(program, raw), "client": client_observations(raw)}
+    made = {
+        "observes": observations(program, raw),
+        "client": client_observations(raw),
+        "gauges": gauge_points(program, raw),
+    }
     for group, own in made.items():
         for name, rows in recorded.get(group, {}).items():
             place = f"{group}.{name}"
@@ -118,12 +123,9 @@ def _compare_samples(
         if count < min(first, len(rows["value"])):
             out.append(f"{place}: {count} samples, want at least {min(first, len(rows['value']))}")
         shown = min(shown, first)
-    columns = {
-        "session": own["session"],
-        "turn": own["turn"],
-        "time": seconds(own["tick"], tick_s),
-        "value": own["value"],
-    }
+    columns = {"time": seconds(own["tick"], tick_s), "value": own["value"]}
+    if "session" in own:  # a gauge has none
+        columns = {"session": own["session"], "turn": own["turn"]} | columns
     for column, values in columns.items():
         if _skipped(f"{place}.{column}", skip):
             continue
