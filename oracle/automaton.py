@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
 
 from . import scopes
+from .deadlines import Deadline
 from .expressions import Look, RunError, amount, guard
 from .session import Session, Status
 from .stages import Job
@@ -23,6 +25,14 @@ Operation = Callable[[Session, Look], None]
 Exit = Callable[[Session], bool]  # whether the session goes on without blocking
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a state enters, and how long it waits for it."""
+
+    scope: int
+    deadline: Deadline | None
+
+
 class Automaton:
     """The compiled states. Operations take the session and the place they look from: its own
     statements draw from its own stream, `init` and `turn` from the workload stream."""
@@ -31,11 +41,17 @@ class Automaton:
         self.machine = machine
         program = machine.program
         self.has_turns = any(isinstance(op, ir.Turn) for state in program.states for op in state.ops)
+        self.entries: dict[int, Entry] = {}  # by state
         self.init_ops = [self.operation(op, "init") for op in program.init]
         self.turn_ops = [self.operation(op, "turn") for op in program.turn]
         self.states = [
             ([self.operation(op, state.name) for op in state.ops], self.exit(state)) for state in program.states
         ]
+
+    @property
+    def patience(self) -> bool:
+        """Whether some state waits in a line until a deadline: who is put back into a line is at its `Enter` again."""
+        return any(entry.deadline is not None for entry in self.entries.values())
 
     def init(self, session: Session) -> None:
         for operation in self.init_ops:
@@ -144,8 +160,9 @@ class Automaton:
                     return True
 
                 return branch
-            case ir.Enter(scope=scope):
-                index = machine.scope_index[scope]
+            case ir.Enter(scope=scope, deadline=deadline):
+                index = states[state.name]
+                self.entries[index] = Entry(machine.scope_index[scope], self.deadline(deadline))
 
                 def enter(session: Session) -> bool:
                     scopes.enter(machine, session, index)
@@ -154,13 +171,17 @@ class Automaton:
                 return enter
             case ir.Run():
                 return self.run_on_stage(state.exit)
-            case ir.Grow(pool=pool, units=units, then=then):
+            case ir.Grow(pool=pool, units=units, then=then, deadline=deadline):
                 place, f, target = compiler.resource(pool, machine.pool_index), compiler.expr(units), states[then]
+                limit = self.deadline(deadline)
 
                 def grow(session: Session) -> bool:
                     session.state = target
                     units = amount(f(session.look))
+                    ticks = 0 if limit is None else limit.ticks(session)
                     growth = scopes.grow(machine, session, place(session.look), units, None)
+                    if limit is not None and growth is scopes.Growth.waits:
+                        limit.arm(session, ticks)
                     return growth is scopes.Growth.done
 
                 return grow
@@ -182,6 +203,9 @@ class Automaton:
                 return end
         raise TypeError(f"states `{state.name}`: no such exit: {state.exit!r}")
 
+    def deadline(self, deadline: ir.Deadline | None) -> Deadline | None:
+        return None if deadline is None else Deadline(self.machine, deadline)
+
     def jump(self, target: int) -> Exit:
         def jump(session: Session) -> bool:
             session.state = target
@@ -194,11 +218,13 @@ class Automaton:
         stage = compiler.resource(run.stage, machine.stage_index)
         work, then, mode = compiler.expr(run.work), machine.state_index[run.then], run.mode
         grows = None if run.grows is None else compiler.resource(run.grows, machine.pool_index)
+        limit = self.deadline(run.deadline)
 
         def run_on_stage(session: Session) -> bool:
             look = session.look
             units = amount(work(look))
             place = stage(look)
+            ticks = 0 if limit is None else limit.ticks(session)
             session.state = then
             if mode == "Decode":  # also one of no tokens confirms a pending first token
                 machine.clients.decode_starts(session)
@@ -210,6 +236,8 @@ class Automaton:
             pool = -1 if grows is None else grows(look)
             session.job = Job(session, mode, units, then, machine.now_tick, pool)
             machine.stages[place].enter(session.job)
+            if limit is not None:
+                limit.arm(session, ticks)
             return False
 
         return run_on_stage

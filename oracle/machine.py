@@ -15,7 +15,7 @@ from serqjax.ir.program import Program
 from serqjax.ir.structure import number
 from serqjax.report.raw import Action, RawRun, Verdict
 
-from . import scopes
+from . import deadlines, scopes
 from .automaton import Automaton
 from .check import check_ownership
 from .expressions import Compiler, Look, RunError
@@ -31,6 +31,7 @@ from .streams import EVICT_SALT, MACHINE_SALT, TRACE_SALT, WORKLOAD, Stream, sub
 from .support import require_supported
 
 NEVER = 1 << 62  # ticks; an event so late is not pushed
+Event = tuple[int, int, Callable[[Any], None], Any]
 MOST_READY = 1000  # times that a session may become ready at one instant
 
 
@@ -77,7 +78,7 @@ class Machine:
         # evolving
         self.now_tick = 0
         self.warm = self.warmup_tick == 0
-        self.heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self.heap: list[Event] = []
         self.pushed = 0
         self.ready: list[Session] = []
         self.live: dict[int, Session] = {}
@@ -133,11 +134,20 @@ class Machine:
         ratio = seconds / self.tick_s
         return NEVER if ratio >= NEVER else round(ratio)
 
-    def push(self, tick: int, handle: Callable[[Any], None], what: Any) -> None:
-        """Events at one tick fire in the order in which they were pushed."""
-        if tick < NEVER:
-            heapq.heappush(self.heap, (tick, self.pushed, handle, what))
-            self.pushed += 1
+    def push(self, tick: int, handle: Callable[[Any], None], what: Any) -> Event | None:
+        """Events at one tick fire in the order in which they were pushed. None: never."""
+        if tick >= NEVER:
+            return None
+        event = (tick, self.pushed, handle, what)
+        heapq.heappush(self.heap, event)
+        self.pushed += 1
+        return event
+
+    def cancel(self, event: Event | None) -> None:
+        """An event will not be: nothing of it is left."""
+        if event is not None and event in self.heap:
+            self.heap.remove(event)
+            heapq.heapify(self.heap)
 
     def act(self, kind: Action, serial: int, place: int, amount: float) -> None:
         if self.trace is not None:
@@ -309,6 +319,7 @@ class Machine:
     # ------------------------------------------------------------ sessions
 
     def make_ready(self, session: Session) -> None:
+        deadlines.disarm(self, session)
         session.status = Status.ready
         if session.ready_tick != self.now_tick:
             session.ready_tick, session.ready_count = self.now_tick, 0
@@ -324,7 +335,8 @@ class Machine:
                 self.automaton.run(session)
 
     def withdraw(self, session: Session) -> None:
-        """Leave the stage, the line or the growers."""
+        """Leave the stage, the line or the growers; no deadline stands any more."""
+        deadlines.disarm(self, session)
         if session.job is not None:
             self.stages[session.stage].leave(session.job)
             session.job = None

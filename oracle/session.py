@@ -41,10 +41,12 @@ class Hold:
 
 @dataclass(slots=True)
 class OpenScope:
-    """`grown`: a run advanced one of the holds, so that `pos`, not `alloc`, says what was computed."""
+    """`entered`: the state whose `Enter` opened it. `grown`: a run advanced one of the holds, so that `pos`, not
+    `alloc`, says what was computed."""
 
     scope: int
     holds: list[Hold]
+    entered: int
     grown: bool = False
 
 
@@ -58,6 +60,7 @@ class Waiting:
 
     session: Session
     scope: int
+    entered: int  # the state whose `Enter` it is
     pools: list[int]
     queued_tick: int
     resumed: bool = False
@@ -114,6 +117,7 @@ class Session:
     job: Job | None = None
     stage: int = -1  # where the job is
     growing_pool: int = -1
+    deadline: tuple | None = None  # its event, while it stands
     preempted_at: dict[int, float] = field(default_factory=dict)
     stuck: bool = False
     alone_in: set[int] = field(default_factory=set)  # pools where it preempted itself, nobody else holding units

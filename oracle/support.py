@@ -22,9 +22,6 @@ def problems(program: Program) -> Iterator[str]:
     for i, stage in enumerate(program.stages):
         if not isinstance(stage.kind, ir.Fifo | ir.Delay | ir.Step):
             yield f"stages[{i}] `{stage.name}`: {type(stage.kind).__name__} stages are not run yet"
-    for state in program.states:
-        if getattr(state.exit, "deadline", None) is not None:
-            yield f"states `{state.name}`: deadlines are not run yet"
     if program.horizon_s is None and isinstance(program.arrival, ENDLESS) and program.arrivals is None:
         yield f"arrival: {type(program.arrival).__name__} never ends: give `horizon_s` or `arrivals`"
     if program.arrivals is not None and not isinstance(program.arrival, ir.Poisson | ir.Renewal):

@@ -46,6 +46,7 @@ MOMENTS: dict[str, Moment] = {
     "session": Moment("a session's own statement", _contexts("Now"), draws=True, hidden=True),
     "init": Moment("the init block", _contexts("Now"), draws=True, hidden=True),
     "turn": Moment("the turn block", _contexts("Now"), draws=True, hidden=True),
+    "deadline": Moment("a deadline, read when the session blocks", _contexts("Now"), hidden=True, budget_left=False),
     "release": Moment(
         "a keep, read when the hold gives back", _contexts("Now Finished HoldPosition"), draws=True, hidden=True
     ),

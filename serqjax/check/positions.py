@@ -108,7 +108,7 @@ def positions(program: Program) -> Iterator[Position]:
             yield from _index(f"{at}.pool", owner, exit_.pool, "session", state.scope)
         deadline = getattr(exit_, "deadline", None)
         if deadline is not None:
-            yield Position(f"{at}.deadline.after", owner, "the deadline", "session", deadline.after, state.scope)
+            yield Position(f"{at}.deadline.after", owner, "the deadline", "deadline", deadline.after, state.scope)
     yield from _ops("$.init", "init", program.init, "init")
     yield from _ops("$.turn", "turn", program.turn, "turn")
     if isinstance(program.arrival, Renewal):

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.expr import (
+    Agg,
     Attr,
     Binary,
     Call,
@@ -58,6 +59,7 @@ class Env:
         pool: Callable[[str, int], Value] | None = None,
         stage: Callable[[str, int], Value] | None = None,
         draw: Callable[[int, Value], Scalars] | None = None,
+        aggregate: Callable[[str, str], Value] | None = None,
     ):
         self.plan = plan
         self.numbers = numbers
@@ -66,6 +68,7 @@ class Env:
         self.pool = pool
         self.stage = stage
         self.draw = draw
+        self.aggregate = aggregate
 
     def number(self, node: Num | Param | Inf) -> Value:
         if isinstance(node, Inf):
@@ -111,6 +114,9 @@ def evaluate(expr: Expr, env: Env, live: Value = True) -> Value:
         case StageState(fun, ref):
             assert env.stage is not None
             return env.stage(fun, env.plan.stage(ref))
+        case Agg(fun, observe):
+            assert env.aggregate is not None
+            return env.aggregate(fun, observe)
         case Sample(dist, args):
             return _sample(dist, args, env, live)
         case Unary(op, a):

@@ -248,7 +248,23 @@ Op = Set | Observe | Turn | Respond | Drop | Require
 
 
 class Deadline(Part, frozen=True, kw_only=True):
-    """Jump to `target` when the session has blocked here for `after` seconds; scopes between are closed."""
+    """Jump to `target` when the session has blocked here for `after` seconds; scopes between are closed.
+
+    - `after` is evaluated when the state is executed, before it has an effect; it may not draw (draw into an
+      attribute). The deadline is an event, put down in the order of events after what the exit itself puts
+      down: at one tick whatever was put down first happens first, so that a job that is served at once and takes
+      exactly `after` completes. One of 2^60 ticks or more never comes.
+    - It stands while the session is blocked there: in the line (`Enter`), on the stage, waiting for the growth of its
+      tokens included (`Run`), among the growers (`Grow`). Admission, completion, growth and preemption take it away. A
+      session that a preemption puts back into a line is at its `Enter` again: that deadline begins anew, `after`
+      evaluated at that moment.
+    - When it comes, the session leaves the line, the stage (what a running iteration has listed for it is lost, as
+      for a preempted job) and the growers. Every scope inside that of `target` is closed, innermost first; it is
+      cut short: `Finished` is 0, and at most what was computed stays cached, as after a preemption. `computed` is
+      0, and where earlier preemptions stood is forgotten. The session becomes ready at `target`, its attributes as
+      they are; then every line is tried; then it runs.
+    - It is no end of a request: `Respond`, `Turn` or `End` say that.
+    """
 
     after: Expr
     target: str

@@ -78,7 +78,8 @@ def sample_differences(
     """Where the samples of a run differ from recorded ones.
 
     **Arguments:**
-    - `recorded`: `{"observes": {name: {"n", "time", "session", "turn", "value"}}, "client": ...}`; the lists
+    - `recorded`: `{"observes": {name: {"n", "time", "session", "turn", "value"}}, "client": ..., "gauges": ...}` (a
+      gauge has no session and no turn); the lists
       may hold only the first samples of `n`.
     - `first`: compare at most so many samples of each observation, and then not their number
       (a chaotic network keeps only its beginning).
@@ -133,7 +134,8 @@ def _compare_samples(
         b = np.asarray(rows[column][:shown], dtype=float)
         same = a == b
         if column in ("time", "value"):
-            same |= np.abs(a - b) <= tolerance[0] * np.abs(b) + tolerance[1]
+            with np.errstate(invalid="ignore"):  # infinities
+                same |= np.abs(a - b) <= tolerance[0] * np.abs(b) + tolerance[1]
         wrong = np.flatnonzero(~same)
         if len(wrong):
             i = int(wrong[0])

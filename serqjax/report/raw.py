@@ -43,6 +43,7 @@ class Action(IntEnum):
     token = 10  # stage, amount 1 for a decode's token, 0 for the end of a prefill
     end = 11  # place 0, amount 0
     reject = 12  # pool, units asked (rounded up)
+    deadline = 20  # place 0, amount 0: it comes, before anything is given back
 
 
 class RequestStatus(IntEnum):
