@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
@@ -25,14 +24,6 @@ Operation = Callable[[Session, Look], None]
 Exit = Callable[[Session], bool]  # whether the session goes on without blocking
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What a state enters, and how long it waits for it."""
-
-    scope: int
-    deadline: Deadline | None
-
-
 class Automaton:
     """The compiled states. Operations take the session and the place they look from: its own
     statements draw from its own stream, `init` and `turn` from the workload stream."""
@@ -41,17 +32,11 @@ class Automaton:
         self.machine = machine
         program = machine.program
         self.has_turns = any(isinstance(op, ir.Turn) for state in program.states for op in state.ops)
-        self.entries: dict[int, Entry] = {}  # by state
         self.init_ops = [self.operation(op, "init") for op in program.init]
         self.turn_ops = [self.operation(op, "turn") for op in program.turn]
         self.states = [
             ([self.operation(op, state.name) for op in state.ops], self.exit(state)) for state in program.states
         ]
-
-    @property
-    def patience(self) -> bool:
-        """Whether some state waits in a line until a deadline: who is put back into a line is at its `Enter` again."""
-        return any(entry.deadline is not None for entry in self.entries.values())
 
     def init(self, session: Session) -> None:
         for operation in self.init_ops:
@@ -161,11 +146,12 @@ class Automaton:
 
                 return branch
             case ir.Enter(scope=scope, deadline=deadline):
-                index = states[state.name]
-                self.entries[index] = Entry(machine.scope_index[scope], self.deadline(deadline))
+                index, here = machine.scope_index[scope], states[state.name]
+                if deadline is not None:
+                    machine.patience[here] = Deadline(machine, deadline)
 
                 def enter(session: Session) -> bool:
-                    scopes.enter(machine, session, index)
+                    scopes.enter(machine, session, index, here)
                     return False
 
                 return enter

@@ -107,6 +107,8 @@ class Machine:
         self.gaps = [Gaps(stage.totals, self.tick_s) for stage in self.stages]
         self.scopes = [scopes.Scope(self, scope) for scope in program.scopes]
         self.gauges, self.claims = Gauges(self), Claims(self)
+        #: Deadlines of waiting in a line, by state. With any, who is put back into a line is at its `Enter` again.
+        self.patience: dict[int, deadlines.Deadline] = {}
         self.automaton = Automaton(self)
 
     def make_stage(self, index: int, stage: ir.Stage) -> Stage:

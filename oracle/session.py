@@ -46,8 +46,8 @@ class OpenScope:
 
     scope: int
     holds: list[Hold]
-    entered: int
     grown: bool = False
+    entered: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +60,11 @@ class Waiting:
 
     session: Session
     scope: int
-    entered: int  # the state whose `Enter` it is
     pools: list[int]
     queued_tick: int
     resumed: bool = False
     requeued: bool = False
+    entered: int = -1  # the state whose `Enter` it is
 
 
 @dataclass(slots=True)

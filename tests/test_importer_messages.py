@@ -81,8 +81,6 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "granule": (lambda d: step(d).update(granule=num(16)), f"{STEP}.granule", "a granule"),
     "exclusive": (lambda d: step(d).update(serve="ExclusivePrefill"), f"{STEP}.serve", "ExclusivePrefill"),
     "registers": (lambda d: d.update(registers=[{"name": "just"}]), "$.registers", r"a register (just)"),
-    "claims": (lambda d: d.update(claims=[{"name": "busy"}]), "$.claims", "a claim (busy)"),
-    "gauges": (lambda d: d.update(gauges=[{"name": "free"}]), "$.gauges", "a gauge (free)"),
     "register read": (lambda d: step(d).update(cost={"Reg": 0}), f"{STEP}.cost.Reg", "a register"),
     "aggregate": (lambda d: step(d).update(cost={"Agg": ["Count", 0]}), f"{STEP}.cost.Agg", "aggregate"),
     "loaded": (
@@ -200,7 +198,7 @@ def test_all_problems_come_at_once() -> None:
     insert(tree, "Join")
     insert(tree, see(0, at(99)))
     assert [p.path for p in told(tree).problems] == [
-        "$.gauges", "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1].Join", "$.horizon"
+        "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1].Join", "$.gauges[0].expr", "$.horizon"
     ]  # fmt: skip
 
 

@@ -621,8 +621,8 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
     w.put("admitted", slot, True, on)
     w.put("adm", slot, w.adm_seq, on)
     w.adm_seq = w.adm_seq + on
-    if w.has("entered"):
-        w.s["entered"] = store_at(w.entered, depth, slot, load(w.pc, slot), on)
+    if w.has("opened_by"):
+        w.s["opened_by"] = store_at(w.opened_by, depth, slot, load(w.pc, slot), on)
     reentry = table(plan.scope_table(lambda s: s.reentry))[jnp.maximum(scope, 0)]
     w.put("pc", slot, reentry, on)
     w.make_ready(slot, on)

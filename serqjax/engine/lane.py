@@ -270,7 +270,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         if plan.has_growth:
             state |= {"grow_limit": full((), 0, i64), "grow_to": full((), -1, i32)}
         if plan.patience and plan.preempts:
-            state["entered"] = full((plan.depth, S), -1, i32)  # state whose `Enter` opened each scope
+            state["opened_by"] = full((plan.depth, S), -1, i32)  # state whose `Enter` opened each scope
     if plan.preempts:
         state |= {
             "preempted_pos": full((P, S), -1.0, f64),

@@ -277,9 +277,9 @@ def requeue(w: Lane, slot: Array, scope: Array, mask: Array) -> None:
     """A preempted session waits again for the scope that was closed last."""
     tails = [s.preempt is not None and s.preempt.requeue == "tail" for s in w.plan.skeleton.pools]
     tail = table(tails)[jnp.maximum(w.unwind_pool, 0)]
-    if w.has("entered"):
+    if w.has("opened_by"):
         depth = table(w.plan.scope_table(lambda s: s.depth))[jnp.maximum(scope, 0)]
-        w.put("pc", slot, load_at(w.entered, depth, slot), mask)
+        w.put("pc", slot, load_at(w.opened_by, depth, slot), mask)
     w.put("requeued", slot, True, mask)
     w.pick(mask, join=slot, join_scope=scope, join_how=either(tail, TAIL, HEAD))
 
