@@ -48,6 +48,10 @@ def unsupported(plan: Plan) -> list[str]:
         found.append("a pool that grows: its column is read from a constant array, which a kernel cannot hold")
     if plan.listed or plan.skeleton.trace is not None:
         found.append("listed sessions or a trace: session data is not handed to kernels")
+    if plan.deadlines:
+        found.append("a deadline: finding the next one needs 64-bit argmax, which Triton does not lower")
+    if plan.gauges or plan.claims:
+        found.append("a gauge or a claim: what they read is not handed out of kernels")
     if max(len(plan.states), len(plan.scopes)) > CHAIN:
         found.append(f"more than {CHAIN} states or scopes: constant tables are chains of selects")
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from serqjax.ir import program as ir
 
 from . import scopes
+from .deadlines import Deadline
 from .expressions import Look, RunError, amount, guard
 from .session import Session, Status
 from .stages import Job
@@ -68,9 +69,12 @@ class Automaton:
                 return set_attr
             case ir.Observe(name=name, value=value):
                 index, f = machine.observe_index[name], compiler.expr(value)
+                aggregated = machine.claims.values
 
                 def observe(session: Session, look: Look) -> None:
                     x = f(look)
+                    if name in aggregated:
+                        aggregated[name].append(x)
                     if machine.warm:
                         machine.samples.add(index, machine.now_tick, session.serial, machine.turn_no(session), x)
 
@@ -141,23 +145,29 @@ class Automaton:
                     return True
 
                 return branch
-            case ir.Enter(scope=scope):
-                index = machine.scope_index[scope]
+            case ir.Enter(scope=scope, deadline=deadline):
+                index, here = machine.scope_index[scope], states[state.name]
+                if deadline is not None:
+                    machine.patience[here] = Deadline(machine, deadline)
 
                 def enter(session: Session) -> bool:
-                    scopes.enter(machine, session, index)
+                    scopes.enter(machine, session, index, here)
                     return False
 
                 return enter
             case ir.Run():
                 return self.run_on_stage(state.exit, state.name)
-            case ir.Grow(pool=pool, units=units, then=then):
+            case ir.Grow(pool=pool, units=units, then=then, deadline=deadline):
                 place, f, target = compiler.resource(pool, machine.pool_index), compiler.expr(units), states[then]
+                limit = self.deadline(deadline)
 
                 def grow(session: Session) -> bool:
                     session.state = target
                     units = amount(f(session.look))
+                    ticks = 0 if limit is None else limit.ticks(session)
                     growth = scopes.grow(machine, session, place(session.look), units, None)
+                    if limit is not None and growth is scopes.Growth.waits:
+                        limit.arm(session, ticks)
                     return growth is scopes.Growth.done
 
                 return grow
@@ -179,6 +189,9 @@ class Automaton:
                 return end
         raise TypeError(f"states `{state.name}`: no such exit: {state.exit!r}")
 
+    def deadline(self, deadline: ir.Deadline | None) -> Deadline | None:
+        return None if deadline is None else Deadline(self.machine, deadline)
+
     def jump(self, target: int) -> Exit:
         def jump(session: Session) -> bool:
             session.state = target
@@ -193,12 +206,14 @@ class Automaton:
         grows = None if run.grows is None else compiler.resource(run.grows, machine.pool_index)
         also = [compiler.resource(other, machine.stage_index) for other in run.also]
         latency = compiler.optional(run.latency)
+        limit = self.deadline(run.deadline)
 
         def run_on_stage(session: Session) -> bool:
             look = session.look
             units = amount(work(look))
             latency_s = 0.0 if latency is None else amount(latency(look), "the latency")
             place = stage(look)
+            ticks = 0 if limit is None else limit.ticks(session)
             session.state = then
             if mode == "Decode":  # also one of no tokens confirms a pending first token
                 machine.clients.decode_starts(session)
@@ -214,6 +229,8 @@ class Automaton:
             number = machine.next_job()
             session.job = Job(session, mode, units, then, machine.now_tick, pool, stages=held, number=number)
             machine.stages[place].take(session.job, latency_s)
+            if limit is not None:
+                limit.arm(session, ticks)
             return False
 
         return run_on_stage

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from serqjax.ir import fixed
 from serqjax.ir.expr import (
+    Agg,
     Attr,
     Binary,
     Call,
@@ -160,6 +161,9 @@ class Compiler:
             case Cond(test=test, then=then, orelse=orelse):
                 t, a, b = self.expr(test), self.expr(then), self.expr(orelse)
                 return lambda k: a(k) if t(k) != 0.0 else b(k)
+            case Agg(fun=fun, observe=observe):
+                claims = self.machine.claims
+                return lambda k: claims.aggregate(fun, observe)
             case PoolState(fun=fun, pool=pool):
                 index = self.resource(pool, self.machine.pool_index)
                 pools = self.machine.pools

@@ -16,10 +16,11 @@ from serqjax.ir.program import Program
 from serqjax.ir.structure import number
 from serqjax.report.raw import Action, RawRun, Verdict
 
-from . import scopes
+from . import deadlines, scopes
 from .automaton import Automaton
 from .check import check_ownership
 from .expressions import Compiler, Look, RunError
+from .measures import Claims, Gauges
 from .planner import Step
 from .pools import Pool
 from .progress import Progress
@@ -32,6 +33,7 @@ from .streams import EVICT_SALT, MACHINE_SALT, TRACE_SALT, WORKLOAD, Stream, sub
 from .support import require_supported
 
 NEVER = 1 << 62  # ticks; an event so late is not pushed
+Event = tuple[int, int, Callable[[Any], None], Any]
 MOST_READY = 1000  # times that a session may become ready at one instant
 
 
@@ -79,7 +81,7 @@ class Machine:
         # evolving
         self.now_tick = 0
         self.warm = self.warmup_tick == 0
-        self.heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self.heap: list[Event] = []
         self.pushed = 0
         self.ready: list[Session] = []
         self.live: dict[int, Session] = {}
@@ -114,6 +116,9 @@ class Machine:
         self.memory_of = [{e.index for e in self.engines if e.memory == i} for i in range(len(self.pools))]
         self.gaps = [Gaps(stage.totals, self.tick_s) for stage in self.stages]
         self.scopes = [scopes.Scope(self, scope) for scope in program.scopes]
+        self.gauges, self.claims = Gauges(self), Claims(self)
+        #: Deadlines of waiting in a line, by state. With any, who is put back into a line is at its `Enter` again.
+        self.patience: dict[int, deadlines.Deadline] = {}
         self.automaton = Automaton(self)
 
     def make_stage(self, index: int, stage: ir.Stage) -> Stage:
@@ -146,11 +151,20 @@ class Machine:
         ratio = seconds / self.tick_s
         return NEVER if ratio >= NEVER else round(ratio)
 
-    def push(self, tick: int, handle: Callable[[Any], None], what: Any) -> None:
-        """Events at one tick fire in the order in which they were pushed."""
-        if tick < NEVER:
-            heapq.heappush(self.heap, (tick, self.pushed, handle, what))
-            self.pushed += 1
+    def push(self, tick: int, handle: Callable[[Any], None], what: Any) -> Event | None:
+        """Events at one tick fire in the order in which they were pushed. None: never."""
+        if tick >= NEVER:
+            return None
+        event = (tick, self.pushed, handle, what)
+        heapq.heappush(self.heap, event)
+        self.pushed += 1
+        return event
+
+    def cancel(self, event: Event | None) -> None:
+        """An event will not be: nothing of it is left."""
+        if event is not None and event in self.heap:
+            self.heap.remove(event)
+            heapq.heapify(self.heap)
 
     def act(self, kind: Action, serial: int, place: int, amount: float) -> None:
         if self.trace is not None:
@@ -205,6 +219,8 @@ class Machine:
                     break
                 if self.progress.livelock and (stop_on_verdict or self.horizon_tick is None):
                     break
+                if self.heap[0][0] > self.now_tick:
+                    self.gauges.read()
                 self.now_tick, _, handle, what = heapq.heappop(self.heap)
                 self.events += 1
                 if not is_stale(what):
@@ -212,10 +228,12 @@ class Machine:
                 handle(what)
                 self.settle()
             self.now_tick = last_tick  # stale events change nothing
+            self.gauges.read()
             verdict, cause = self.progress.verdict()
             stopped = stop_on_verdict and verdict in (Verdict.livelock, Verdict.deadlock)
             if self.program.arrivals is None and self.horizon_tick is not None and not stopped:
                 self.now_tick = self.horizon_tick
+            self.claims.run_ends()
         except RunError as error:
             if self.progress.livelock:  # such a run may let no time pass
                 verdict, cause = Verdict.livelock, self.progress.livelock
@@ -320,6 +338,7 @@ class Machine:
             for name, value in zip(program.arrival.attrs, program.arrival.values[serial]):
                 if value is not None:
                     attrs[self.slots[name]] = value
+        self.claims.session_starts(session)
         self.make_ready(session)
 
     def reseed_workload(self, session: Session) -> None:
@@ -329,6 +348,7 @@ class Machine:
     # ------------------------------------------------------------ sessions
 
     def make_ready(self, session: Session) -> None:
+        deadlines.disarm(self, session)
         session.status = Status.ready
         if session.ready_tick != self.now_tick:
             session.ready_tick, session.ready_count = self.now_tick, 0
@@ -344,7 +364,8 @@ class Machine:
                 self.automaton.run(session)
 
     def withdraw(self, session: Session) -> None:
-        """Leave the stage, the line or the growers."""
+        """Leave the stage, the line or the growers; no deadline stands any more."""
+        deadlines.disarm(self, session)
         if session.job is not None:
             self.stages[session.stage].withdraw(session.job)
             session.job = None

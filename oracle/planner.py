@@ -49,6 +49,7 @@ class Step(Stage):
         self.plan: Plan | None = None
         self.budget_left: float | None = None  # set while this stage's iteration tries an admission
         self.rest = 0  # sub-tick remainder, 2**-20 ticks
+        self.served = 0.0  # tokens of all iterations so far
         self.last_end_tick = -1
         self.kind_now, self.decodes_now = 0, 0  # running batch: 1 prefill, 2 decode, 3 mixed; decodes
         self.signal_kinds = [Signal() for _ in range(4)]
@@ -134,7 +135,9 @@ class Step(Stage):
             self.totals.idle_with_work = self.wants_to_start()
             return
         self.totals.idle_with_work = False
-        cost_tick, tokens = self.cost_of(plan.given)
+        cost_tick, tokens, variables = self.cost_of(plan.given, chunk)
+        machine.claims.iteration_starts(self.index, variables)
+        self.served += tokens
         self.totals.iterations += 1
         machine.act(Action.iteration, -1, self.index, tokens)
         for given in plan.given:
@@ -150,8 +153,8 @@ class Step(Stage):
         machine.push(machine.now_tick + cost_tick, self.end, None)
         machine.progress.iteration_started()
 
-    def cost_of(self, given: list[Given]) -> tuple[int, float]:
-        """Duration in ticks and tokens of the iteration; carries the sub-tick remainder."""
+    def cost_of(self, given: list[Given], chunk: float) -> tuple[int, float, Lazy]:
+        """Duration in ticks, tokens and variables of the iteration; carries the sub-tick remainder."""
         machine = self.machine
         if self.last_end_tick != machine.now_tick:
             self.rest = 0  # an idle engine starts
@@ -173,6 +176,12 @@ class Step(Stage):
                     return sum(g.tokens * (g.before + g.tokens / 2.0) for g in given if not g.job.decoding)
                 case "DecodePositions":
                     return sum(g.before + 1.0 for g in given if g.job.decoding)
+                case "Demand":  # of all residents, whether they wait to grow or not
+                    return sum(want(job, chunk) for job in self.residents)
+                case "Served":
+                    return self.served
+                case "Arrived":
+                    return float(machine.arrived)
             raise RunError(f"`{name}` is not known in a cost")
 
         ctx = Lazy(variable)
@@ -194,7 +203,7 @@ class Step(Stage):
             cost_tick, self.rest = total >> fixed.FIXED_BITS, total & ((1 << fixed.FIXED_BITS) - 1)
         if tokens > 0.0 and not positive:
             raise RunError("an iteration with tokens and cost 0")
-        return cost_tick, tokens
+        return cost_tick, tokens, ctx
 
     # ------------------------------------------------------------ planning
 

@@ -37,6 +37,7 @@ class Progress:
         decisive = decisive_attributes(machine.program)
         # a program that decides by the clock or by draws is at no state twice
         self.comparable = decisive is not None
+        self.escapes = any(getattr(state.exit, "deadline", None) is not None for state in machine.program.states)
         self.slots = [i for name, i in machine.slots.items() if name in (decisive or ())]
 
     def token(self) -> None:
@@ -50,8 +51,11 @@ class Progress:
     def preempts_itself_alone(self, session: Session, pool: Pool) -> None:
         """A session preempts itself where nobody else holds units: it can never pass this position.
 
-        The first time it may still be that it is never admitted again, a deadlock.
+        The first time it may still be that it is never admitted again, a deadlock. In a program with deadlines it
+        may be that one takes the session out of there.
         """
+        if self.escapes:
+            return
         if pool.index in session.alone_in and not self.livelock:
             self.livelock = (
                 f"session {session.serial} preempts itself again and again in pool `{pool.pool.name}`, where nobody "
@@ -167,7 +171,8 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
         scopes = tuple((o.scope, tuple((h.pool, h.alloc, h.pos, h.reserved) for h in o.holds)) for o in s.scopes)
         job = None if s.job is None else (s.job.stages, s.job.mode, s.job.work, s.job.rate)
         attrs = tuple(s.attrs[i] for i in slots)
-        sessions.append((s.serial, s.state, s.status.value, attrs, scopes, job, s.growing_pool))
+        deadline = None if s.deadline is None else s.deadline[0] - now_tick
+        sessions.append((s.serial, s.state, s.status.value, attrs, scopes, job, s.growing_pool, deadline))
     pools = []
     for pool in machine.pools:
         entries = sorted(pool.entries.values(), key=lambda e: (e.last_tick, e.released))

@@ -68,6 +68,10 @@ def collect(machine: Machine, verdict: Verdict, cause: str) -> RawRun:
         request_status=np.asarray([int(status(machine, r)) for r in requests], dtype=np.int64),
         events=machine.events,
         trace=None if machine.trace is None else machine.trace.array(),
+        gauge_index=np.asarray(machine.gauges.index, dtype=np.int64),
+        gauge_tick=np.asarray(machine.gauges.tick, dtype=np.int64),
+        gauge_value=np.asarray(machine.gauges.value, dtype=np.float64),
+        claims=machine.claims.totals,
     )
 
 

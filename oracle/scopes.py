@@ -60,9 +60,14 @@ class Scope:
 # ---------------------------------------------------------------- joining the line
 
 
-def enter(machine: Machine, session: Session, index: int, *, resumed: bool = False, requeued: bool = False) -> None:
-    """Join the line of the scope's first pool (`resumed`: at its head), or be rejected."""
-    scope = machine.scopes[index]
+def enter(
+    machine: Machine, session: Session, index: int, state: int = -1, *, resumed: bool = False, requeued: bool = False
+) -> None:
+    """Join the line of the scope's first pool (`resumed`: at its head), or be rejected.
+
+    `state`: whose `Enter` it is.
+    """
+    scope, deadline = machine.scopes[index], machine.patience.get(state)
     pools = [place(session.look) for place in scope.pools]
     if len(set(pools)) < len(pools):
         raise RunError(f"scope `{scope.scope.name}` takes one pool twice")
@@ -76,11 +81,16 @@ def enter(machine: Machine, session: Session, index: int, *, resumed: bool = Fal
             machine.act(Action.reject, session.serial, place, need)
             machine.end_session(session, rejected=True)
             return
-    waiting = Waiting(session, index, pools, machine.now_tick, resumed, requeued)
+    ticks = None if deadline is None else deadline.ticks(session)
+    waiting = Waiting(session, index, pools, machine.now_tick, resumed, requeued, state)
     line = machine.pools[pools[0]].line
     line.insert(0, waiting) if resumed else line.append(waiting)
     session.waiting = waiting
     session.status = Status.queued
+    if machine.patience:
+        session.state = state
+    if deadline is not None and ticks is not None:
+        deadline.arm(session, ticks)
 
 
 # ---------------------------------------------------------------- admission
@@ -126,7 +136,7 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
     session.attrs[:] = trial.attrs
     look = Look(session.attrs, session.stream, session, {"Requeued": float(waiting.requeued)})
     reuse = None if scope.reuse is None else max(scope.reuse(look), 0.0)
-    opened = OpenScope(waiting.scope, [])
+    opened = OpenScope(waiting.scope, [], entered=waiting.entered)
     session.scopes.append(opened)
     most_own = 0.0
     for take, (place, units, need) in enumerate(zip(waiting.pools, trial.units, trial.needs)):
@@ -336,4 +346,4 @@ def preempt(machine: Machine, victim: Session, place: int) -> None:
         if any(h is hold for h in opened.holds):
             break
     head = pool.pool.preempt.requeue == "head"
-    enter(machine, victim, opened.scope, resumed=head, requeued=True)
+    enter(machine, victim, opened.scope, opened.entered, resumed=head, requeued=True)

@@ -43,11 +43,13 @@ class Hold:
 
 @dataclass(slots=True)
 class OpenScope:
-    """`grown`: a run advanced one of the holds, so that `pos`, not `alloc`, says what was computed."""
+    """`entered`: the state whose `Enter` opened it. `grown`: a run advanced one of the holds, so that `pos`, not
+    `alloc`, says what was computed."""
 
     scope: int
     holds: list[Hold]
     grown: bool = False
+    entered: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +66,7 @@ class Waiting:
     queued_tick: int
     resumed: bool = False
     requeued: bool = False
+    entered: int = -1  # the state whose `Enter` it is
 
 
 @dataclass(slots=True)
@@ -116,6 +119,7 @@ class Session:
     job: Job | None = None
     stage: int = -1  # where the job is
     growing_pool: int = -1
+    deadline: tuple | None = None  # its event, while it stands
     preempted_at: dict[int, float] = field(default_factory=dict)
     stuck: bool = False
     chains: dict[int, Chain] = field(default_factory=dict)  # by pool: what its blocks contain

@@ -41,6 +41,7 @@ class Job:
     grows: int = -1  # pool
     start_tick: int = -1
     end_tick: int = -1
+    finish: tuple | None = None  # the event of its end, on a stage that works in seconds
     present: bool = True
     stages: tuple[int, ...] = ()
     number: int = 0
@@ -274,7 +275,7 @@ class Fifo(Stage):
             job.start_tick = self.machine.now_tick
             job.end_tick = job.start_tick + self.machine.ticks(job.work)
             self.serving.append(job)
-            self.machine.push(job.end_tick, self.finish, job)
+            job.finish = self.machine.push(job.end_tick, self.finish, job)
 
     def finish(self, job: Job) -> None:
         if job.present:

@@ -19,9 +19,6 @@ class Unsupported(ValueError):
 
 
 def problems(program: Program) -> Iterator[str]:
-    for state in program.states:
-        if getattr(state.exit, "deadline", None) is not None:
-            yield f"states `{state.name}`: deadlines are not run yet"
     if program.horizon_s is None and isinstance(program.arrival, ENDLESS) and program.arrivals is None:
         yield f"arrival: {type(program.arrival).__name__} never ends: give `horizon_s` or `arrivals`"
     if program.arrivals is not None and not isinstance(program.arrival, ir.Poisson | ir.Renewal):

@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, get_args
 
+import msgspec
+
 from .errors import ProgramError
 from .ir.expr import (
     ARITY,
@@ -46,6 +48,11 @@ from .ir.expr import (
 from .ir.program import (
     Arrival,
     Attribute,
+    Claim,
+    Deadline,
+    Enter,
+    Gauge,
+    Grow,
     Let,
     Observe,
     Op,
@@ -54,6 +61,7 @@ from .ir.program import (
     Pool,
     Program,
     Register,
+    Run,
     Scope,
     Set,
     Stage,
@@ -249,6 +257,8 @@ class Builder:
         self._registers: dict[str, Register] = {}
         self._scopes: dict[str, Scope] = {}
         self._states: dict[str, State] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._claims: dict[str, Claim] = {}
 
     def __call__(self, text: Text) -> Expr:
         """The expression that `text` says, in the names declared so far."""
@@ -312,6 +322,17 @@ class Builder:
         return self._once(self._states, name, State(name=name, ops=ops, exit=exit, scope=scope), "state",
                           again=False).name
 
+    def mark(self) -> frozenset[str]:
+        """The states so far, for `limit`."""
+        return frozenset(self._states)
+
+    def limit(self, mark: frozenset[str], deadline: Deadline) -> None:
+        """Every state added since `mark` in which a session may block, and that has no deadline, gets this one."""
+        for name, state in self._states.items():
+            if name not in mark and isinstance(state.exit, (Enter, Run, Grow)) and state.exit.deadline is None:
+                exit = msgspec.structs.replace(state.exit, deadline=deadline)
+                self._states[name] = msgspec.structs.replace(state, exit=exit)
+
     def set(self, attr: str, value: Text) -> Set:
         return Set(self._known(attr), self(value))
 
@@ -320,6 +341,15 @@ class Builder:
         if name not in self._observes:
             self._observes.append(name)
         return Observe(name, self(value))
+
+    def gauge(self, name: str, value: Text) -> str:
+        """Add a `Gauge`: `b.gauge("free", "Free(kv)")`."""
+        return self._once(self._gauges, name, Gauge(name=name, value=self(value)), "gauge", again=False).name
+
+    def claim(self, name: str, kind: Any, value: Text, *, given: Text | None = None) -> str:
+        """Add a `Claim` of the kind `EveryIteration(stage)`, `SomeIteration(stage)` or `AtEnd()`."""
+        made = Claim(name=name, kind=kind, value=self(value), given=None if given is None else self(given))
+        return self._once(self._claims, name, made, "claim", again=False).name
 
     # ------------------------------------------------------------ the program
 
@@ -339,6 +369,7 @@ class Builder:
             start=start, init=init, turn=turn, arrival=arrival, trace=trace,
             horizon_s=None if horizon_s is None else Num(float(horizon_s)), warmup_s=Num(float(warmup_s)),
             seed=seed, arrivals=arrivals, tick_s=tick_s,
+            gauges=tuple(self._gauges.values()), claims=tuple(self._claims.values()),
         )
 
     def _known(self, attr: str) -> str:

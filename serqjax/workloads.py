@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable
 
 from .builder import AbstractDeployment, AbstractWorkload, Builder, Sessions
+from .clients import Patience
 from .errors import ProgramError
 from .ir.expr import Param
 from .ir.program import (
@@ -138,17 +139,17 @@ def _positive(name: str, value: float) -> None:
 
 
 def conversation(b: Builder, deployment: AbstractDeployment, more: str, think: str, new: str = "new",
-                 output: str = "out") -> str:
+                 output: str = "out", patience: Patience = Patience()) -> str:
     """States of a session that takes turns; the prompt of a turn is all of the conversation and `new` tokens.
 
     **Arguments:** `more`: expression, another turn follows. `think`: expression, seconds before it. `new`,
-    `output`: attributes that each turn sets.
+    `output`: attributes that each turn sets. `patience`: of the client; one that gives up leaves.
     **Returns:** the start state.
     """
     b.attr("context")
     b.attr("prompt")
     b.stage("think", Delay())
-    served = deployment.serve(b, input="prompt", output=output, then="answered")
+    served = patience.serve(b, deployment, input="prompt", output=output, then="answered", gave_up="leaving")
     b.state("turn", Turn(), b.set("prompt", f"context + {new}"), exit=Goto(served.entry))
     b.state("answered", Respond(), b.set("context", f"prompt + {served.output}"),
             exit=Branch(b(more), "thinking", "leaving"))
@@ -172,9 +173,16 @@ class MultiTurn(AbstractWorkload):
     num_sessions: int | None
     horizon_s: float | None
     warmup_s: float | None
-    priority: Amount | None
+    priority: Amount | None = None
+    timeout_s: float | None = None
+    retries: int = 0
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience(self.timeout_s, self.retries)
 
     def __post_init__(self) -> None:
+        self._patience  # noqa: B018
         _positive("session_rate", self.session_rate)
         _whole("turns", self.turns, 1)
         _whole("context_limit", self.context_limit, 1)
@@ -213,7 +221,7 @@ class MultiTurn(AbstractWorkload):
             more += " and context + new + out < context_limit"
         turn.append(b.set("again", more))
         think = _distribution("think_s", self.think_s).text(b, "think_s", "s")
-        start = conversation(b, deployment, "again", think)
+        start = conversation(b, deployment, "again", think, patience=self._patience)
         horizon_s, warmup_s = self.horizon_s, self.warmup_s
         if horizon_s is None and self.num_sessions is None:
             horizon_s = 3000.0
@@ -229,7 +237,8 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
              output_len: Amount = Distribution("Exp", (("mean", 200.0),)),
              think_s: Amount = Distribution("Exp", (("mean", 3.0),)), context_limit: int | None = None,
              num_sessions: int | None = None, horizon_s: float | None = None,
-             warmup_s: float | None = None, priority: Amount | None = None) -> MultiTurn:
+             warmup_s: float | None = None, priority: Amount | None = None, timeout_s: float | None = None,
+             retries: int = 0) -> MultiTurn:
     """Conversations: each turn sends everything said so far and a new prompt, then thinks.
 
     **Arguments:**
@@ -242,11 +251,13 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
       `num_sessions` until all are served and 0.
     - `priority`: of each session, a number or a distribution (a smaller number is more urgent), for deployments that
       order by it.
+    - `timeout_s`, `retries`: a request that is not answered whole after so many seconds is withdrawn and sent again, so
+      many times; then the client leaves (None: it waits for ever). The observations `timeouts` and `gave_up` count.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return MultiTurn(session_rate, turns, continue_probability, first_prompt, new_prompt, output_len, think_s,
-                     context_limit, num_sessions, horizon_s, warmup_s, priority)
+                     context_limit, num_sessions, horizon_s, warmup_s, priority, timeout_s, retries)
 
 
 # ---------------------------------------------------------------- single requests
@@ -264,9 +275,16 @@ class Requests(AbstractWorkload):
     output_len: Amount
     horizon_s: float | None
     warmup_s: float
-    priority: Amount | None
+    priority: Amount | None = None
+    timeout_s: float | None = None
+    retries: int = 0
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience(self.timeout_s, self.retries)
 
     def __post_init__(self) -> None:
+        self._patience  # noqa: B018
         _distribution("priority", self.priority or 0.0, -math.inf)
         if self.request_rate != math.inf:
             _positive("request_rate", self.request_rate)
@@ -311,7 +329,8 @@ class Requests(AbstractWorkload):
                 arrival = Renewal(b("~Erlang(burstiness, 1 / request_rate)"))
         horizon_s, warmup_s = self.horizon_s, self.warmup_s
         if self.max_concurrency is None or closed:
-            served = deployment.serve(b, input="prompt", output="out", then="answered")
+            served = self._patience.serve(b, deployment, input="prompt", output="out", then="answered",
+                                          gave_up="answered")
             b.state("turn", Turn(), exit=Goto(served.entry))
             b.state("answered", Respond(), exit=End())
             start = "turn"
@@ -319,7 +338,8 @@ class Requests(AbstractWorkload):
             # the client's semaphore: a request is sent when one of `max_concurrency` clients is free
             b.param("max_concurrency", self.max_concurrency, "requests")
             b.pool("clients", cap=Param("max_concurrency"))
-            served = deployment.serve(b, input="prompt", output="out", then="answered", parent="client")
+            served = self._patience.serve(b, deployment, input="prompt", output="out", then="answered",
+                                          gave_up="answered", parent="client")
             b.scope("client", b.take("clients", 1), reentry="turn")
             b.state("turn", Turn(), exit=Goto(served.entry), scope="client")
             b.state("answered", Respond(), exit=Leave("leaving"), scope="client")
@@ -332,7 +352,8 @@ class Requests(AbstractWorkload):
 
 def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_concurrency: int | None = None,
              num_prompts: int | None = 1000, input_len: Amount = 1024, output_len: Amount = 128,
-             horizon_s: float | None = None, warmup_s: float = 0.0, priority: Amount | None = None) -> Requests:
+             horizon_s: float | None = None, warmup_s: float = 0.0, priority: Amount | None = None,
+             timeout_s: float | None = None, retries: int = 0) -> Requests:
     """Single requests, with the names and defaults of `vllm bench serve` (random dataset).
 
     **Arguments:**
@@ -345,11 +366,13 @@ def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_con
     - `horizon_s`, `warmup_s`: seconds of a run, and those not measured.
     - `priority`: of each request, a number or a distribution (a smaller number is more urgent), for deployments that
       order by it.
+    - `timeout_s`, `retries`: a request that is not answered whole after so many seconds is withdrawn and sent again, so
+      many times, and then given up (None: never). The observations `timeouts` and `gave_up` count.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return Requests(request_rate, burstiness, max_concurrency, num_prompts, input_len, output_len, horizon_s, warmup_s,
-                    priority)
+                    priority, timeout_s, retries)
 
 
 # ---------------------------------------------------------------- recorded requests

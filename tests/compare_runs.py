@@ -126,7 +126,7 @@ def _array_difference(name: str, a: np.ndarray, b: np.ndarray) -> str | None:
     if len(a) != len(b):
         return f"{name}: {len(a)} and {len(b)} rows"
     same = a == b
-    if name == "samples_value":
+    if name in ("samples_value", "gauge_value"):
         same = same | np.isclose(a, b, rtol=VALUE_RELATIVE, atol=1e-15, equal_nan=True)
     wrong = np.flatnonzero(~same)
     if len(wrong):
@@ -179,6 +179,9 @@ def run_pyserq(program: Mapping[str, Any] | str, folder: Path | None = None) -> 
             for row in getattr(report, group).values()
         }
         for group in ("observes", "client")
+    }
+    samples["gauges"] = {
+        row.name: {"n": len(row.times), "time": row.times, "value": row.values} for row in report.gauges.values()
     }
     return ReferenceRun(json.loads(report.json()), samples)
 

@@ -507,8 +507,7 @@ def test_many_problems_are_counted() -> None:
 
 
 def test_every_context_variable_has_a_moment() -> None:
-    # IR 14's moments that this fragment does not have (gauges, claims) own these.
-    absent = {"Demand", "Served", "Arrived"}
+    absent = set()
     everywhere = set().union(*(m.contexts for m in MOMENTS.values()))
     assert set(e.CONTEXT_NAMES) - everywhere == absent
 
@@ -619,8 +618,6 @@ UNSUPPORTED: list[tuple[p.Program, str, str]] = [
      "`EstRho`"),
     (change(queue_program(), ("states[1].ops[0].value", e.Price("cpu", ONE, ONE))), "$.states[1].ops[0].value",
      "`Price`"),
-    (change(queue_program(), ("states[0].exit.deadline", p.Deadline(after=ONE, target="done"))),
-     "$.states[0].exit.deadline", "deadlines"),
     (change(queue_program(), ("states[0].ops[0].value", e.Sample("Erlang", (e.Param("rate"), ONE)))),
      "$.states[0].ops[0].value", "number of stages is computed"),
     (change(engine_program(), ("pools[1].evict.keys[0]", e.Sample("Exp", (ONE,)))), "$.pools[1].evict.keys[0]",

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from serqjax import costs, deployments, traces, workloads
+from serqjax import costs, deployments, ir, traces, workloads
 from serqjax.builder import Builder, compose, parse
 from serqjax.errors import ProgramError
 from serqjax.ir import fixed
@@ -355,3 +355,56 @@ def test_the_azure_traces_are_read_whole():
         trace = traces.read(data / f"azure_llm_2023_{name}.csv")
         assert len(trace.rows) == rows and trace.dropped == {}
         assert trace.rows[0].at_s == 0.0
+
+
+# ---------------------------------------------------------------- clients that lose patience
+
+
+def test_a_client_with_a_time_limit() -> None:
+    """Three clients, 201 iterations of some 14 ms a request: none is answered within 2 s, each is sent three times."""
+    import oracle
+
+    program = compose(
+        deployments.vllm(max_num_seqs=4, num_gpu_blocks=400),
+        workloads.requests(max_concurrency=3, num_prompts=6, input_len=500, output_len=200, timeout_s=2.0, retries=2),
+    )
+    assert all(state.exit.deadline is not None for state in program.states
+               if isinstance(state.exit, ir.Run | ir.Enter) and state.name.startswith("vllm."))  # fmt: skip
+    run = oracle.simulate(program, check=True)
+    at = {name: run.samples_tick[run.samples_observe == i] / 1e9 for i, name in enumerate(program.observes)}
+    assert [round(t, 9) for t in at["timeouts"]] == [2.0 * k for k in range(1, 7) for _ in range(3)]
+    assert [round(t, 9) for t in at["gave_up"]] == [6.0] * 3 + [12.0] * 3
+    assert run.pools[0].used_tick > 0 and run.live_at_end == 0
+    patient = compose(
+        deployments.vllm(max_num_seqs=4, num_gpu_blocks=400),
+        workloads.requests(max_concurrency=3, num_prompts=6, input_len=500, output_len=200, timeout_s=60.0),
+    )
+    run = oracle.simulate(patient, check=True)
+    assert not (run.samples_observe == patient.observes.index("timeouts")).any()
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    ({"timeout_s": 0.0}, "timeout_s: 0.0 is not allowed"),
+    ({"timeout_s": math.inf}, "timeout_s: inf is not allowed"),
+    ({"timeout_s": 1.0, "retries": -1}, "retries: -1 is not allowed"),
+    ({"retries": 1}, "retries: nothing is sent again without a time limit"),
+])
+def test_a_wrong_patience_is_named(arguments, text):
+    with refused(text):
+        workloads.requests(num_prompts=5, **arguments)
+    with refused(text):
+        workloads.sessions(**arguments)
+
+
+def test_the_builder_adds_gauges_and_claims():
+    b = Builder("measured")
+    b.pool("kv", cap=Num(4.0))
+    b.stage("gpu", ir.Delay())
+    b.gauge("free", "Free(kv) / 2")
+    b.claim("calm", ir.AtEnd(), "Now < 10", given="1")
+    b.state("start", exit=ir.End())
+    made = b.program("start", Batch(Num(1.0)))
+    assert made.gauges == (ir.Gauge(name="free", value=Binary("Div", PoolState("Free", "kv"), Num(2.0))),)
+    assert made.claims[0].value == Binary("Lt", Ctx("Now"), Num(10.0)) and made.claims[0].given == Num(1.0)
+    with refused("two different declarations of the gauge `free`"):
+        b.gauge("free", "Used(kv)")

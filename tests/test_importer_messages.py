@@ -74,8 +74,6 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "spill": (lambda d: d["pools"][0].update(spill={"to": 1}), "$.pools[0].spill", "a spill"),
     "queue_every": (lambda d: d["pools"][1].update(queue_every=3.0), "$.pools[1].queue_every", "queue every"),
     "leases": (lambda d: d["pools"][0].update(preempt={"Leases": {"keys": []}}), "$.pools[0].preempt.Leases", "leases"),
-    "claims": (lambda d: d.update(claims=[{"name": "busy"}]), "$.claims", "a claim (busy)"),
-    "gauges": (lambda d: d.update(gauges=[{"name": "free"}]), "$.gauges", "a gauge (free)"),
     "aggregate": (lambda d: step(d).update(cost={"Agg": ["Count", 0]}), f"{STEP}.cost.Agg", "aggregate"),
     "loaded": (
         lambda d: step(d)["request"].update(reuse=ctx("Loaded")), f"{STEP}.request.reuse.Ctx", "connector"),
@@ -210,7 +208,7 @@ def test_all_problems_come_at_once() -> None:
     insert(tree, "Join")
     insert(tree, see(0, at(99)))
     assert [p.path for p in told(tree).problems] == [
-        "$.gauges", "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1].Join", "$.horizon"
+        "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1].Join", "$.gauges[0].expr", "$.horizon"
     ]  # fmt: skip
 
 

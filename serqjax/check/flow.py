@@ -73,7 +73,13 @@ def _check_exit(index: Index, problems: Problems, i: int, state: State) -> None:
 
 def successors(index: Index, state: State) -> list[str]:
     """Names of the states that may follow, the reentry of an entered scope included."""
-    found = [name for _, name in targets(state)]
+    late = [name for field, name in targets(state) if field == "deadline.target"]
+    return at_once(index, state) + [name for name in late if name in index.states]
+
+
+def at_once(index: Index, state: State) -> list[str]:
+    """As `successors`, but for the target of a deadline, which lets time pass."""
+    found = [name for field, name in targets(state) if field != "deadline.target"]
     if isinstance(state.exit, Enter) and state.exit.scope in index.scopes:
         found.append(index.scopes[state.exit.scope].reentry)
     return [name for name in found if name in index.states]

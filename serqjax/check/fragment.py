@@ -37,9 +37,6 @@ def unsupported(program: Program) -> list[Problem]:
         if depth > DEEPEST:
             what = f"{depth} scopes inside each other (at most {DEEPEST})"
             _refuse(problems, f"$.scopes[{i}]", f"scope `{scope.name}`", what)
-    for i, state in enumerate(program.states):
-        if getattr(state.exit, "deadline", None) is not None:
-            _refuse(problems, f"$.states[{i}].exit.deadline", f"state `{state.name}`", "deadlines")
     for reference in references(program):
         if isinstance(reference.resource, Member):
             computed = index.number(reference.resource.index) is None

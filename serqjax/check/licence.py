@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..ir.expr import Binary, Ctx, Expr, PoolState, Price, Sample, StageState, Unary
 from ..ir.fixed import stage_form
-from ..ir.program import Program, Run, Step, is_lru
+from ..ir.program import AtEnd, Program, Run, Step, is_lru
 from ..ir.structure import walk
 
 #: Context variables of a step stage that stand still while its composition does.
@@ -82,6 +82,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
         *(_of_eviction(program, pool) if pool >= 0 else ()),
         *_of_sharing(program, pools),
         *_of_head(program, program.stages[stage].name),
+        *_of_measures(program, program.stages[stage].name, pools),
     ]
     forbidden = {part for obstacle in obstacles for part in obstacle.forbids}
     return Licence(
@@ -185,6 +186,28 @@ def _is_cap(node: object) -> bool:
         case Binary("Add", PoolState(a, pool), PoolState(b, other)):
             return pool == other and {a, b} == {"Used", "Free"}
     return False
+
+
+def _of_measures(program: Program, stage: str, pools: list[int | None]) -> Iterator[Obstacle]:
+    """Gauges that read what moves inside a window, and claims that are read at every iteration."""
+    grown = [None if pool is None else program.pools[pool].name for pool in pools]
+    for i, gauge in enumerate(program.gauges):
+        for path, node in walk(gauge.value, f"$.gauges[{i}].value"):
+            match node:
+                case StageState("Busy", other) if other == stage:
+                    yield Obstacle(("windows",), path, "it reads `Busy` of the stage while its iterations follow")
+                case StageState("Queue" | "Busy") | PoolState("Holders" | "Queued"):
+                    pass
+                case PoolState("Used" | "Free" as fun, pool) if isinstance(pool, str) and None not in grown:
+                    if pool in grown:
+                        yield Obstacle(("windows",), path, f"it reads `{fun}` of a pool that grows in every iteration")
+                case StageState(fun) | PoolState(fun):
+                    yield Obstacle(("windows",), path, f"it reads `{fun}`, which may change with every iteration")
+                case Price():
+                    yield Obstacle(("windows",), path, "it reads `Price`")
+    for i, claim in enumerate(program.claims):
+        if not isinstance(claim.kind, AtEnd) and claim.kind.stage == stage:
+            yield Obstacle(("windows",), f"$.claims[{i}].value", "it is read whenever an iteration starts")
 
 
 def _reads_state(expr: Expr | None) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..ir.expr import ARITY, DRAW_ARITY, Attr, Call, Ctx, PoolState, Price, Sample, StageState
+from ..ir.expr import ARITY, DRAW_ARITY, Agg, Attr, Call, Ctx, PoolState, Price, Sample, StageState
 from .index import Index, Problems
 from .positions import Position, nodes, positions
 
@@ -21,8 +21,9 @@ class Moment:
 
     - `says`: how messages call the moment. `contexts`: the context variables that exist.
     - `draws`: may draw. `session`: attributes, `CachedIn`, `Allocated` exist. `hidden`: hidden ones too.
-    - `state`: state of pools and stages may be read. `budget_left`: `BudgetLeft` too. `work`: `Work` too; an engine
-      that finds nothing to do waits for an event, so that what it decides by may not move without one.
+    - `state`: state of pools and stages may be read. `budget_left`: `BudgetLeft` too; `unread`: but not these (an
+      engine that finds nothing to do waits for an event, so that what it decides by may not move without one).
+    - `aggregates`: the observations of the whole run are known.
     """
 
     says: str
@@ -32,7 +33,8 @@ class Moment:
     hidden: bool = False
     state: bool = True
     budget_left: bool = True
-    work: bool = True
+    unread: frozenset[str] = frozenset()
+    aggregates: bool = False
 
 
 def _contexts(names: str) -> frozenset[str]:
@@ -46,6 +48,7 @@ MOMENTS: dict[str, Moment] = {
     "session": Moment("a session's own statement", _contexts("Now"), draws=True, hidden=True),
     "init": Moment("the init block", _contexts("Now"), draws=True, hidden=True),
     "turn": Moment("the turn block", _contexts("Now"), draws=True, hidden=True),
+    "deadline": Moment("a deadline, read when the session blocks", _contexts("Now"), hidden=True, budget_left=False),
     "release": Moment(
         "a keep, read when the hold gives back", _contexts("Now Finished HoldPosition"), draws=True, hidden=True
     ),
@@ -65,14 +68,38 @@ MOMENTS: dict[str, Moment] = {
     ),
     "serve": Moment("a serve key, read for each resident", _contexts(_BATCH + " Decoding Admission Remaining")),
     "only": Moment(
-        "an `only`, read for each resident", _contexts(_RESIDENTS + " Decoding Admission Remaining"), work=False
+        "an `only`, read for each resident",
+        _contexts(_RESIDENTS + " Decoding Admission Remaining"),
+        unread=frozenset({"Work"}),
     ),
     "plan": Moment(
         "a test, gate or value of an iteration, read while it is planned",
-        _contexts(_RESIDENTS + " Ntok Npre Admitted Preempted"), session=False, budget_left=False, work=False,
+        _contexts(_RESIDENTS + " Ntok Npre Admitted Preempted"), session=False, budget_left=False,
+        unread=frozenset({"Work"}),
     ),
     "ps": Moment("a processor-sharing capacity", _contexts("Now N"), draws=True, session=False),
     "gap": Moment("an arrival gap", frozenset(), draws=True, session=False, state=False),
+    "gauge": Moment(
+        "a gauge, which holds its value between events",
+        frozenset(),
+        session=False,
+        budget_left=False,
+        unread=frozenset({"Work"}),
+    ),
+    "iteration": Moment(
+        "a claim over iterations, read when one starts",
+        _contexts(_BATCH + " Ntok Npre Attn DecodePositions Demand Served Arrived"),
+        session=False,
+        budget_left=False,
+        unread=frozenset({"Work", "EstLambda", "EstRho", "EstWait", "Price"}),
+    ),
+    "end": Moment(
+        "a claim at the end of the run", _contexts("Now"), session=False, state=False, budget_left=False,
+        aggregates=True,
+    ),
+    "given": Moment(
+        "a claim's `given`, read when a session starts", frozenset(), hidden=True, state=False, budget_left=False
+    ),
     "number": Moment("a number of the program", frozenset(), session=False, state=False),
 }
 
@@ -135,6 +162,8 @@ def _check_node(index: Index, problems: Problems, position: Position, moment: Mo
                 f"{where} reads `{name}`, the state of a pool or stage, which does not exist in {moment.says}",
                 "use constants, parameters, attributes and arithmetic only"
                 if moment.session
+                else "use constants, parameters and arithmetic only"
+                if not moment.draws
                 else "use constants, parameters, draws and arithmetic only",
             )
         elif name in _OF_SESSION and not moment.session:
@@ -143,11 +172,11 @@ def _check_node(index: Index, problems: Problems, position: Position, moment: Mo
                 f"{where} reads `{name}`, which is a session's, but {moment.says} has no session",
                 "read `Used`, `Free`, `Holders` or `Queued` of the pool",
             )
-        elif name == "Work" and not moment.work:
+        elif name in moment.unread:
             problems.add(
                 path,
-                f"{where} reads `Work`, which moves with the clock, in {moment.says}",
-                "read what only events change: `Queue`, `Busy`, or the state of a pool",
+                f"{where} reads `{name}`, which is not known in {moment.says}",
+                "read `Queue`, `Busy`, `Used`, `Free`, `Holders` or `Queued`",
             )
         elif name == "BudgetLeft" and not moment.budget_left:
             problems.add(
@@ -155,6 +184,12 @@ def _check_node(index: Index, problems: Problems, position: Position, moment: Mo
                 f"{where} reads `BudgetLeft`, which is not known in {moment.says}",
                 "read `BudgetLeft` in a hold's header, a queue key or a session's statement",
             )
+    elif isinstance(node, Agg) and not moment.aggregates:
+        problems.add(
+            path,
+            f"{where} reads the aggregate `{node.fun}`, which does not exist in {moment.says}",
+            "aggregates of observations are read in a claim at the end of the run",
+        )
     if isinstance(node, Call) and len(node.args) != ARITY[node.fun]:
         _arity(problems, path, where, node.fun, ARITY[node.fun], len(node.args))
     if isinstance(node, Sample) and len(node.args) != DRAW_ARITY[node.dist]:

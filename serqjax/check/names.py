@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir.expr import Attr, Inf, Member, Param, StageState
-from ..ir.program import Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set, Step
+from ..ir.expr import Agg, Attr, Inf, Member, Param, StageState
+from ..ir.program import AtEnd, Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set, Step
 from .index import Index, Problems, known, targets
 from .positions import Reference, nodes, positions, references
 
@@ -32,7 +32,7 @@ def _check_declarations(index: Index, problems: Problems) -> None:
     for field, items in (
         ("attrs", program.attrs), ("params", program.params), ("pools", program.pools),
         ("stages", program.stages), ("registers", program.registers), ("scopes", program.scopes),
-        ("states", program.states),
+        ("states", program.states), ("gauges", program.gauges), ("claims", program.claims),
     ):  # fmt: skip
         _once(problems, field, [(f"$.{field}[{i}].name", item.name) for i, item in enumerate(items)])
     _once(problems, "observes", [(f"$.observes[{i}]", name) for i, name in enumerate(program.observes)])
@@ -78,6 +78,9 @@ def _check_expressions(index: Index, problems: Problems) -> None:
                 )
             elif isinstance(node, Param) and node.name not in index.params:
                 _unknown_param(index, problems, path, position.owner, node)
+            elif isinstance(node, Agg) and node.observe not in index.program.observes:
+                text = f"{position.owner}: {position.what} aggregates `{node.observe}`, which is not in `observes`"
+                problems.add(path, text, known(node.observe, index.program.observes))
             elif isinstance(node, StageState) and node.fun == "BudgetLeft":
                 for member in index.stage_members(node.stage):
                     if not index.is_step(member):
@@ -87,6 +90,11 @@ def _check_expressions(index: Index, problems: Problems) -> None:
                             "which is not a step stage",
                             "name a stage of kind Step",
                         )
+    for i, claim in enumerate(index.program.claims):
+        stage = None if isinstance(claim.kind, AtEnd) else claim.kind.stage
+        if stage in index.stages and not index.is_step(index.stages[stage]):
+            text = f"claim `{claim.name}`: is over the iterations of `{stage}`, which is not a step stage"
+            problems.add(f"$.claims[{i}].kind.stage", text, "name a stage of kind Step")
     for path, owner, number in numbers(index):
         if isinstance(number, Param) and number.name not in index.params:
             _unknown_param(index, problems, path, owner, number)

@@ -12,6 +12,7 @@ from ..ir.expr import Expr, Member, Node, Resource
 from ..ir.program import (
     Admit,
     Assign,
+    AtEnd,
     Branch,
     Command,
     Drop,
@@ -124,11 +125,19 @@ def positions(program: Program) -> Iterator[Position]:
             yield from _index(f"{at}.pool", owner, exit_.pool, "session", state.scope)
         deadline = getattr(exit_, "deadline", None)
         if deadline is not None:
-            yield Position(f"{at}.deadline.after", owner, "the deadline", "session", deadline.after, state.scope)
+            yield Position(f"{at}.deadline.after", owner, "the deadline", "deadline", deadline.after, state.scope)
     yield from _ops("$.init", "init", program.init, "init")
     yield from _ops("$.turn", "turn", program.turn, "turn")
     if isinstance(program.arrival, Renewal):
         yield Position("$.arrival.gap", "arrival", "the gap", "gap", program.arrival.gap)
+    for i, gauge in enumerate(program.gauges):
+        yield Position(f"$.gauges[{i}].value", f"gauge `{gauge.name}`", "the value", "gauge", gauge.value)
+    for i, claim in enumerate(program.claims):
+        here, owner = f"$.claims[{i}]", f"claim `{claim.name}`"
+        moment = "end" if isinstance(claim.kind, AtEnd) else "iteration"
+        yield Position(f"{here}.value", owner, "the value", moment, claim.value)
+        if claim.given is not None:
+            yield Position(f"{here}.given", owner, "the condition `given`", "given", claim.given)
 
 
 def references(program: Program) -> Iterator[Reference]:
@@ -158,6 +167,10 @@ def references(program: Program) -> Iterator[Reference]:
                 yield Reference(f"{at}.also[{k}]", owner, "stage", other, "session", state.scope)
         elif isinstance(exit_, Grow):
             yield Reference(f"{at}.pool", owner, "pool", exit_.pool, "session", state.scope)
+    for i, claim in enumerate(program.claims):
+        if not isinstance(claim.kind, AtEnd):
+            owner = f"claim `{claim.name}`"
+            yield Reference(f"$.claims[{i}].kind.stage", owner, "stage", claim.kind.stage, "number")
     for position in positions(program):
         for path, node in nodes(position):
             for field in ("pool", "stage"):

@@ -10,7 +10,7 @@ the instant end.
 from __future__ import annotations
 
 from ..ir.program import Closed, End, Run, State
-from .flow import reachable, successors
+from .flow import at_once, reachable
 from .index import Index, Problems
 from .values import constant
 
@@ -49,7 +49,7 @@ def check_progress(index: Index, problems: Problems) -> None:
 
 def _timeless_cycles(index: Index) -> list[list[str]]:
     """One cycle per strongly connected part of the states joined by steps without time."""
-    after = {state.name: [] if takes_time(index, state) else successors(index, state) for state in index.program.states}
+    after = {state.name: [] if takes_time(index, state) else at_once(index, state) for state in index.program.states}
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

@@ -328,6 +328,8 @@ def grow(w: Lane) -> None:
         w.put("waits_how", slot, w.grow_how, wait)
         w.event_seq = w.event_seq + wait
         w.add_at("waits_n", pool, 1, wait)
+        if w.has("grow_to"):
+            w.arm(slot, w.grow_limit, w.grow_to, wait & (w.grow_how == GROW) & (w.grow_to >= 0))
         w.pick(wait, grow=-1)
         w.pick(wait & (w.grow_how == GROW), cur=-1)
 
@@ -391,7 +393,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
     w.act(on, Action.preempt, load(w.serial, slot), pool, computed)
     alone = on & (victim == w.grow)
     for p in range(len(plan.skeleton.pools)):
-        if plan.growing[p] and plan.skeleton.pools[p].preempt is not None:
+        if plan.growing[p] and plan.skeleton.pools[p].preempt is not None and not plan.deadlines:
             lone = alone & (pool == p) & (w.holders[p] <= 1)
             w.livelock = w.livelock | (lone & load(w.hopeless, slot))
             w.put("hopeless", slot, True, lone)
@@ -427,10 +429,13 @@ def leave_everything(w: Lane, slot: Array, on: Array) -> None:
     w.put("stage", slot, -1, on)
     w.readies = w.readies - (on & (load(w.ready, slot) < FAR))
     w.put("ready", slot, FAR, on)
-    line = load(w.line, slot)
-    w.add_at("queued", line, -1, on & (line >= 0))
-    w.put("line", slot, -1, on)
-    w.put("line_seq", slot, FAR, on)
+    if w.has("line"):
+        line = load(w.line, slot)
+        w.add_at("queued", line, -1, on & (line >= 0))
+        w.put("line", slot, -1, on)
+        w.put("line_seq", slot, FAR, on)
+    if w.has("deadline"):
+        w.disarm(slot, on)
     if w.has("waits"):
         waits = load(w.waits, slot)
         w.add_at("waits_n", waits, -1, on & (waits >= 0))
@@ -632,6 +637,8 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
     w.put("admitted", slot, True, on)
     w.put("adm", slot, w.adm_seq, on)
     w.adm_seq = w.adm_seq + on
+    if w.has("opened_by"):
+        w.s["opened_by"] = store_at(w.opened_by, depth, slot, load(w.pc, slot), on)
     reentry = table(plan.scope_table(lambda s: s.reentry))[jnp.maximum(scope, 0)]
     w.put("pc", slot, reentry, on)
     w.make_ready(slot, on)

@@ -25,6 +25,7 @@ from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pa
 from .expr import Env, Value
 from .faults import Fault
 from .lane import SETTLE, Lane
+from .measures import read_gauges
 from .views import asking, to_ticks
 
 #: Time integrals of blocks are kept in two limbs; the high one counts units of 2**LIMB_BITS.
@@ -32,9 +33,10 @@ LIMB_BITS = 40
 
 
 def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
-    """Tick and kind of the next event, the slot of a wake-up, the stage of an iteration end.
+    """Tick and kind of the next event, the slot of a wake-up or deadline, the stage of an iteration end.
 
-    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration, 5 a job that shared is done.
+    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration, 5 a job that shared is done,
+    6 deadline.
     """
     warm = jnp.where(w.warm, FAR, w.job.warmup)
     ticks = [warm, w.next_arrive]
@@ -54,18 +56,25 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
         stage = jnp.argmax((w.stage_end == tick) & (w.stage_key == key)).astype(jnp.int32)
         ticks.append(tick)
         keys.append(key)
-    elif w.has("share_end"):
-        ticks.append(jnp.int64(FAR))
-        keys.append(jnp.int64(FAR))
     if w.has("share_end"):
+        ticks += [jnp.int64(FAR)] * (4 - len(ticks))
+        keys += [jnp.int64(FAR)] * (4 - len(keys))
         tick = jnp.min(w.share_end)
         ticks.append(tick)
         keys.append(jnp.min(jnp.where(w.share_end == tick, w.share_key, FAR)))
+    if w.has("deadline"):
+        ticks += [jnp.int64(FAR)] * (5 - len(ticks))
+        keys += [jnp.int64(FAR)] * (5 - len(keys))
+        late = whole(w.deadline)
+        ticks.append(jnp.min(late))
+        keys.append(jnp.min(jnp.where(late == ticks[-1], whole(w.deadline_key), FAR)))
     tick, order, kind = ticks[0], keys[0], jnp.int32(1)
     for i in range(1, len(ticks)):
         sooner = (ticks[i] < tick) | ((ticks[i] == tick) & (keys[i] < order))
         tick, order = jnp.where(sooner, ticks[i], tick), jnp.where(sooner, keys[i], order)
         kind = jnp.where(sooner, 1 + i, kind)
+    if w.has("deadline"):
+        slot = jnp.where(kind == 6, unpack_slot(order), slot)
     return tick, jnp.where(tick >= FAR, 0, kind), slot, stage
 
 
@@ -171,6 +180,8 @@ def advance(w: Lane) -> None:
     # with a number of arrivals the clock stays where the last thing happened
     until = jnp.where(drained | ~bounded | stopped | (w.job.limit < FAR), w.now, w.job.horizon)
     on, finish, until = w.fence(on, finish, until)
+    if w.plan.gauges:
+        read_gauges(w, on & (finish | (tick > w.now)), w.now)
     pass_time(w, jnp.where(finish, until, tick), on)
     verdict = jnp.where(
         w.livelock,
@@ -190,6 +201,8 @@ def advance(w: Lane) -> None:
     if w.has("share_end"):
         shares = go & (kind == 5)
         w.only(shares, lambda w: when_share_ends(w, shares))
+    if w.has("deadline"):
+        w.pick(go & (kind == 6), due=slot)
 
 
 def when_share_ends(w: Lane, mask: Array) -> None:
@@ -357,6 +370,9 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.add_at("service_tick", stage, jnp.sum(jnp.where(done, w.now - w.entered, 0)), kept)
     w.readies = w.readies + n_done
     number_in_list_order(w, done, settled)
+    if w.has("deadline"):
+        w.deadline = jnp.where(done, FAR, w.deadline)
+        w.deadline_key = jnp.where(done, FAR, w.deadline_key)
     w.stage = jnp.where(done, -1, w.stage)
     w.give_key = jnp.where(here, -1, w.give_key)
     hot = (jnp.arange(w.stage_end.shape[0]) == stage) & mask

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.expr import (
+    Agg,
     Attr,
     Binary,
     Call,
@@ -60,6 +61,7 @@ class Env:
         stage: Callable[[str, int], Value] | None = None,
         draw: Callable[[int, Value], Scalars] | None = None,
         register: Callable[[str], Value] | None = None,
+        aggregate: Callable[[str, str], Value] | None = None,
     ):
         self.plan = plan
         self.numbers = numbers
@@ -69,6 +71,7 @@ class Env:
         self.stage = stage
         self.draw = draw
         self.register = register
+        self.aggregate = aggregate
 
     def number(self, node: Num | Param | Inf) -> Value:
         if isinstance(node, Inf):
@@ -117,6 +120,9 @@ def evaluate(expr: Expr, env: Env, live: Value = True) -> Value:
         case StageState(fun, ref):
             assert env.stage is not None
             return env.stage(fun, env.plan.stage(ref))
+        case Agg(fun, observe):
+            assert env.aggregate is not None
+            return env.aggregate(fun, observe)
         case Sample(dist, args):
             return _sample(dist, args, env, live)
         case Unary(op, a):

@@ -269,6 +269,7 @@ class Batch:
         cap = dataclasses.replace(
             cap,
             gaps=max(cap.gaps, 3 * cap.slots),
+            points=max(cap.points, 8 * len(plan.gauges)),
             phases=cap.phases if self.coalesce and not self.trace else 0,
             actions=(16384 + 2 * action_margin(plan, cap.slots)) if self.trace else 0,
         )
@@ -322,8 +323,9 @@ class Batch:
             if over[lane]:
                 values = state.layout.lane(rows, lane)
                 run = raw_run(
-                    self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane], self.trace
-                )
+                    self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane],
+                    self.numbers[self.which[index]], self.trace,
+                )  # fmt: skip
                 run.extra["memory_bytes"] = memory
                 run.extra["turns"] = int(values["loop_turns"])
                 finished.append((index, run, Fault(int(values["fault"]))))

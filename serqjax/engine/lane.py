@@ -30,7 +30,7 @@ from .plan import Plan
 # focus: what an instance does next
 EVENT, SETTLE, STAGES = 0, 1, 2
 # how an unwinding goes on when its scopes are closed
-LEAVE, END, PREEMPT, REJECT = 1, 2, 3, 4
+LEAVE, END, PREEMPT, REJECT, JUMP = 1, 2, 3, 4, 5
 # who asked for units
 ADMIT, GIVE, GROW, REGROW = 1, 2, 3, 4
 # how a hold joins a line
@@ -41,12 +41,14 @@ RUNNING = -1
 NEVER_ADMITTED = 1 << 40
 #: Times that a session may become ready at one instant.
 MOST_READY = 1000
+#: Ticks; a deadline so long never comes.
+LATEST = 1 << 60
 
 
 @dataclasses.dataclass(frozen=True)
 class Capacities:
     """Static sizes of the tables. `slots`: live sessions; `entries`: cache entries of all pools together;
-    `samples`, `requests`, `gaps`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
+    `samples`, `requests`, `gaps`, `points`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
     whose trace session is known ahead; `phases`: positions within a block that a window tells apart (blocks of
     more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once."""
 
@@ -55,6 +57,7 @@ class Capacities:
     samples: int = 2048
     requests: int = 2048
     gaps: int = 1024
+    points: int = 4096
     actions: int = 0
     ahead: int = 1024
     phases: int = 16
@@ -66,6 +69,8 @@ REQUEST_COLUMNS = (
     "respond_order", "status", "start_order",
 )  # fmt: skip
 ACTION_COLUMNS = 5
+#: Of a change point: gauge, tick, value.
+POINT_COLUMNS = 3
 
 
 def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
@@ -268,6 +273,32 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "waits_how": full((S,), 0, i32),
             "waits_n": full((P,), 0, i64),
         }
+    if plan.gauges:
+        state |= {
+            "held": full((len(plan.gauges),), np.nan, f64),  # the latest reading of each gauge
+            "points": full((cap.points, POINT_COLUMNS), 0.0, f64),
+            "points_n": full((), 0, i32),
+        }
+    if plan.claims:
+        state |= {
+            "claim_checked": full((len(plan.claims),), 0, i64),
+            "claim_failures": full((len(plan.claims),), 0, i64),
+            "claim_first": full((len(plan.claims),), -1, i64),
+            "claim_outside": full((len(plan.claims),), -1, i64),
+            "token_sum": full((T,), 0.0, f64),  # tokens of all iterations of each stage
+        }
+    if plan.deadlines:
+        state |= {
+            "deadline": full((S,), FAR, i64),
+            "deadline_key": full((S,), FAR, i64),
+            "deadline_to": full((S,), -1, i32),
+            "due": full((), -1, i32),  # whose deadline has come in this turn
+            "unwind_scope": full((), -1, i32),
+        }
+        if plan.has_growth:
+            state |= {"grow_limit": full((), 0, i64), "grow_to": full((), -1, i32)}
+        if plan.patience and plan.preempts:
+            state["opened_by"] = full((plan.depth, S), -1, i32)  # state whose `Enter` opened each scope
     if plan.preempts:
         state |= {
             "preempted_pos": full((P, S), -1.0, f64),
@@ -585,6 +616,8 @@ class Lane:
 
     def make_ready(self, slot: Array, mask: Array) -> None:
         """Append a session to the ready list; too often at one instant is an error of the program."""
+        if self.has("deadline"):
+            self.disarm(slot, mask)
         self.put("ready", slot, pack(self.ready_seq, slot), mask)
         self.bump("ready_seq", mask)
         self.bump("readies", mask)
@@ -593,6 +626,19 @@ class Lane:
         self.put("ready_at", slot, self.now, mask)
         self.put("ready_n", slot, times, mask)
         self.fail(mask & (times > MOST_READY), Fault.unsettled, slot)
+
+    def arm(self, slot: Array, ticks: Array, target: Array, mask: Array) -> None:
+        """A session has blocked: it goes on at the state `target` after `ticks`; never after `LATEST` or more."""
+        mask = mask & (ticks < LATEST)
+        self.put("deadline", slot, self.now + ticks, mask)
+        self.put("deadline_key", slot, pack(self.event_seq, slot), mask)
+        self.put("deadline_to", slot, target, mask)
+        self.bump("event_seq", mask)
+
+    def disarm(self, slot: Array, mask: Array) -> None:
+        """The session is not blocked any more where its deadline was: none stands."""
+        self.put("deadline", slot, FAR, mask)
+        self.put("deadline_key", slot, FAR, mask)
 
     def fail(self, mask: Array, fault: int, slot: Array | int = -1, place: Array | int = -1) -> None:
         """Record the first fault of the instance."""

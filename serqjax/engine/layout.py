@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 #: Output buffers; `NAME_n` counts the filled rows of each.
-BUFFERS = ("samples", "requests", "gaps", "actions")
+BUFFERS = ("samples", "requests", "gaps", "actions", "points")
 
 
 @dataclasses.dataclass(frozen=True)

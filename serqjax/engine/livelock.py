@@ -80,6 +80,8 @@ def fingerprint(w: Lane) -> Array:
         columns.append(jnp.where(w.wake < FAR, w.wake - w.now, -1))
     if w.has("rate"):
         columns += [w.group, w.rate]
+    if w.has("deadline"):
+        columns.append(jnp.where(w.deadline < FAR, w.deadline - w.now, -1))
     total = jnp.uint64(0)
     row = jnp.arange(w.pc.shape[0]).astype(jnp.uint64) * jnp.uint64(0x9E3779B97F4A7C15)
     for i, column in enumerate(columns):

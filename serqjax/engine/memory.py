@@ -11,14 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..ir.program import Closed
+from ..ir.program import Closed, Enter
 from ..report.raw import Action, RequestStatus
 from .access import FAR, either, least, load, load_at, lookup, pack, store, store_at
 from .expr import Env, Value, evaluate
 from .faults import Fault
-from .lane import END, HEAD, LEAVE, PREEMPT, REJECT, TAIL, Lane
+from .lane import END, HEAD, JUMP, LEAVE, PREEMPT, REJECT, TAIL, Lane
 from .session import close_request
-from .views import Attributes, cap, now_s, own_entry, pool_state, round_down, round_up, stage_state
+from .views import (
+    Attributes,
+    amount,
+    cap,
+    now_s,
+    own_entry,
+    pool_state,
+    round_down,
+    round_up,
+    stage_state,
+    to_ticks,
+)
 
 
 class Constant:
@@ -46,15 +57,22 @@ def give_back(w: Lane) -> None:
     slot, how = w.unwind, w.unwind_how
     if not w.plan.has_holds:
         finish_session(w, slot, on & (how == END))
+        if w.has("deadline"):
+            go_on(w, slot, on & (how == JUMP))
         w.pick(on, unwind=-1)
         return
     scope = load(w.scope, slot)
-    on, scope, open_ = w.fence(on, scope, on & (scope >= 0))
+    closes = scope >= 0
+    if w.has("deadline"):
+        closes &= ~((how == JUMP) & (scope == w.unwind_scope))
+    on, scope, open_ = w.fence(on, scope, on & closes)
     release_scope(w, slot, scope, how, open_)
     parents = w.plan.scope_table(lambda s: s.parent)
     outer = jnp.where(open_, table(parents)[jnp.maximum(scope, 0)], -1)
     w.put("scope", slot, outer, open_)
     last = (how == LEAVE) | (outer < 0)
+    if w.has("deadline"):
+        last |= (how == JUMP) & (outer == w.unwind_scope)
     reached = jnp.bool_(False)
     if w.has("unwind_pool"):
         takes = np.zeros((max(1, len(w.plan.scopes)), len(w.plan.skeleton.pools)), bool)
@@ -67,9 +85,18 @@ def give_back(w: Lane) -> None:
     leave = done & (how == LEAVE)
     attr_set(w, slot, "computed", 0.0, leave)
     w.pick(leave, sweep=0)
+    if w.has("deadline"):
+        go_on(w, slot, done & (how == JUMP))
     if w.has("unwind_pool"):
         requeue(w, slot, scope, done & reached)
     finish_session(w, slot, done & ((how == END) | (how == REJECT)))
+
+
+def go_on(w: Lane, slot: Array, mask: Array) -> None:
+    """A session whose deadline has come is ready at the target; before it runs, every line is tried."""
+    attr_set(w, slot, "computed", 0.0, mask)
+    w.make_ready(slot, mask)
+    w.pick(mask, sweep=0)
 
 
 def attr_set(w: Lane, slot: Array, name: str, value: Value, mask: Array) -> None:
@@ -89,7 +116,8 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
     for i, s in enumerate(plan.scopes):
         for k, pool in enumerate(s.pools):
             pools_order[i, pool] = k
-    finished = (how != PREEMPT).astype(jnp.float64)
+    cut = (how == PREEMPT) | (how == JUMP)  # before the scope's own end
+    finished = (~cut).astype(jnp.float64)
     base = w.actions_n if w.has("actions") else None
     n_pools = len(plan.skeleton.pools)
     for pool in range(n_pools):
@@ -124,7 +152,7 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
         kept = jnp.float64(0.0)
         if plan.caching[pool]:
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
-            computed = jnp.where(grown | (how == PREEMPT), pos, alloc)
+            computed = jnp.where(grown | cut, pos, alloc)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         alloc, here, kept = w.fence(alloc, here, kept)
         w.add("used", pool, -alloc, here)
@@ -249,6 +277,9 @@ def requeue(w: Lane, slot: Array, scope: Array, mask: Array) -> None:
     """A preempted session waits again for the scope that was closed last."""
     tails = [s.preempt is not None and s.preempt.requeue == "tail" for s in w.plan.skeleton.pools]
     tail = table(tails)[jnp.maximum(w.unwind_pool, 0)]
+    if w.has("opened_by"):
+        depth = table(w.plan.scope_table(lambda s: s.depth))[jnp.maximum(scope, 0)]
+        w.put("pc", slot, load_at(w.opened_by, depth, slot), mask)
     w.put("requeued", slot, True, mask)
     w.pick(mask, join=slot, join_scope=scope, join_how=either(tail, TAIL, HEAD))
 
@@ -287,6 +318,12 @@ def join_line(w: Lane) -> None:
     w.act(turned_away, Action.reject, load(w.serial, slot), refused, asked)
     w.pick(turned_away, unwind=slot, unwind_how=REJECT)
     w.pick(turned_away & (w.cur == slot), cur=-1)
+    limits: list[tuple[Value, int, Array]] = []
+    for i, deadline in plan.deadlines.items():
+        if isinstance(plan.states[i].exit, Enter):
+            here = on & ~turned_away & (load(w.pc, slot) == i)
+            after = amount(w, evaluate(deadline.after, env), here, Fault.bad_amount, slot, i)
+            limits.append((to_ticks(w, after), plan.state_index[deadline.target], here))
     joins = on & ~turned_away & (w.fault == 0)
     first = table(plan.scope_table(lambda s: s.pools[0]))[jnp.maximum(scope, 0)]
     head = joins & (w.join_how == HEAD)
@@ -298,4 +335,6 @@ def join_line(w: Lane) -> None:
     w.pick(head, head_seq=w.head_seq - 1)
     w.tail_seq = w.tail_seq + (joins & ~head)
     w.add_at("queued", first, 1, joins)
+    for ticks, target, here in limits:
+        w.arm(slot, ticks, jnp.int32(target), joins & here)
     w.pick(on, join=-1)

@@ -17,16 +17,19 @@ import numpy as np
 
 from ..check.licence import Licence, licence
 from ..errors import Problem, ProgramError
-from ..ir.expr import Ctx, Inf, Num, Resource, Sample, Unary
+from ..ir.expr import Agg, Ctx, Inf, Num, Resource, Sample, Unary
 from ..ir.fabric import fabrics, shared_stages
 from ..ir.fixed import IntAffine, IntForm, resolve, stage_form
 from ..ir.program import (
     Branch,
+    Claim,
     Closed,
+    Deadline,
     Delay,
     End,
     Enter,
     Fifo,
+    Gauge,
     Goto,
     Grow,
     Listed,
@@ -162,12 +165,17 @@ class Plan:
         order: list[str] = []
         seen: set[str] = set()
 
+        def late(deadline: Deadline | None) -> list[str]:
+            return [] if deadline is None else [deadline.target]
+
         def successors(state: State) -> list[str]:
             match state.exit:
                 case Branch(_, then, orelse):
                     return [then, orelse]
-                case Enter(scope):
-                    return [scopes[scope].reentry]
+                case Enter(scope, deadline):
+                    return [scopes[scope].reentry, *late(deadline)]
+                case Run() | Grow() as blocking:
+                    return [blocking.then, *late(blocking.deadline)]
                 case End():
                     return []
                 case other:
@@ -514,6 +522,30 @@ class Plan:
     def uses(self, kind: type, fun: str) -> bool:
         """Whether some expression calls a state function."""
         return any(isinstance(n, kind) and n.fun == fun for _, n in walk(self.skeleton))  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def deadlines(self) -> dict[int, Deadline]:
+        """Deadlines by state."""
+        found = {i: getattr(state.exit, "deadline", None) for i, state in enumerate(self.states)}
+        return {i: deadline for i, deadline in found.items() if deadline is not None}
+
+    @property
+    def patience(self) -> bool:
+        """Whether some state waits in a line until a deadline."""
+        return any(isinstance(self.states[i].exit, Enter) for i in self.deadlines)
+
+    @property
+    def gauges(self) -> tuple[Gauge, ...]:
+        return self.skeleton.gauges
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        return self.skeleton.claims
+
+    @functools.cached_property
+    def aggregates(self) -> bool:
+        """Whether a claim reads the observations of the whole run: those before the end of warm-up are kept too."""
+        return any(isinstance(node, Agg) for _, node in walk(self.claims))
 
     @functools.cached_property
     def requires(self) -> tuple[Require, ...]:

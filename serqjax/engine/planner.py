@@ -15,7 +15,7 @@ from jaxtyping import Array
 from ..ir.expr import Inf
 from ..report.raw import Action
 from ..tape.rounding import product, quotient
-from . import livelock
+from . import livelock, measures
 from .access import FAR, SLOT_BITS, load, load_at, pack
 from .admission import EPS, select
 from .at_once import give_all
@@ -280,7 +280,10 @@ def start_iteration(w: Lane, over: Array) -> Array:
     span, rest, free = jnp.int64(0), jnp.int64(0), jnp.bool_(False)
     draws = machine_cursor(w)
     for s in plan.step_stages:
-        ticks, left, nothing = cost(w, s, dict(sums), decode, prefill, draws, works & (stage == s))
+        seen = dict(sums)
+        ticks, left, nothing = cost(w, s, seen, decode, prefill, draws, works & (stage == s))
+        if plan.claims:
+            measures.start_iteration(w, s, seen, works & (stage == s))
         span = jnp.where(stage == s, ticks, span)
         rest = jnp.where(stage == s, left, rest)
         free = jnp.where(stage == s, nothing, free)

@@ -13,12 +13,14 @@ from ..ir.fixed import FIXED_BITS
 from ..ir.itl import edges, first_bucket
 from ..ir.program import Program
 from ..ir.structure import number
+from ..ir.time import seconds
 from ..report.raw import Action, PoolTotals, RawRun, RequestStatus, StageTotals, Verdict
 from .access import FAR
 from .clock import LIMB_BITS
 from .faults import SENTENCES, Fault
-from .lane import REQUEST_COLUMNS, RUNNING
+from .lane import POINT_COLUMNS, REQUEST_COLUMNS, RUNNING
 from .layout import BUFFERS
+from .measures import claim_totals
 from .plan import Plan
 from .tables import ticks
 
@@ -61,22 +63,28 @@ def raw_run(
     drained: Drained,
     lane: int,
     needs: np.ndarray,
+    numbers: np.ndarray,
     trace: bool,
 ) -> RawRun:
     """One instance.
 
-    `s`: its final arrays. `needs` `[lines, pools]`: what each line's selected hold asks above a cap (-1: nothing).
+    `s`: its final arrays; `numbers`: of its program. `needs` `[lines, pools]`: what each line's selected hold asks
+    above a cap (-1: nothing).
     """
     verdict, cause = verdict_of(plan, program, s)
     horizon = ticks(number(program, program.horizon_s), program.tick_s)
-    samples = sample_rows(plan, drained.all("samples", lane, 3))
+    observed = sample_rows(plan, drained.all("samples", lane, 3))
+    warm = observed[1] >= ticks(number(program, program.warmup_s), program.tick_s)
+    samples = tuple(column[warm] for column in observed) if plan.aggregates else observed
+    points = drained.all("points", lane, POINT_COLUMNS)
+    end_tick = int(s["end_tick"] if s["verdict"] != RUNNING else s["now"])
     requests = request_rows(plan, s, drained.all("requests", lane, len(REQUEST_COLUMNS)))
     return RawRun(
         seed=seed,
         tick_s=program.tick_s,
         horizon_tick=None if horizon >= FAR else horizon,
         warmup_tick=ticks(number(program, program.warmup_s), program.tick_s),
-        end_tick=int(s["end_tick"] if s["verdict"] != RUNNING else s["now"]),
+        end_tick=end_tick,
         verdict=verdict,
         cause=cause,
         arrivals=int(s["arrived"]),
@@ -104,6 +112,10 @@ def raw_run(
         request_status=requests["status"],
         events=None,
         trace=action_rows(drained.all("actions", lane, 5)) if trace else None,
+        gauge_index=points[:, 0].astype(np.int64),
+        gauge_tick=points[:, 1].astype(np.int64),
+        gauge_value=points[:, 2].copy(),
+        claims=claim_totals(plan, s, numbers, verdict, seconds(end_tick, program.tick_s), observed),
     )
 
 

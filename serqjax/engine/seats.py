@@ -20,7 +20,7 @@ from .plan import Plan
 from .session import runs
 
 #: Keys that name their row in the low bits.
-KEYS = ("ready", "wake_key", "line_seq", "line_key", "waits_key")
+KEYS = ("ready", "wake_key", "line_seq", "line_key", "waits_key", "deadline_key")
 
 
 def runs_on_step_stage(plan: Plan) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from ..ir.program import (
     Batch,
     Branch,
     Closed,
+    Deadline,
     Drop,
     End,
     Enter,
@@ -36,14 +37,14 @@ from ..ir.program import (
 )
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
-from . import sharing
+from . import measures, sharing
 from .access import FAR, SLOT_BITS, any_of, load, lookup, store_column, unpack_slot, whole
 from .clock import ask_service, schedule_wake
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
 from .uniforms import cursor, turn_cursor
-from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state
+from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, to_ticks
 
 # ---------------------------------------------------------------- start
 
@@ -110,6 +111,8 @@ def spawn(w: Lane) -> None:
         for i, name in enumerate(plan.skeleton.arrival.attrs):
             attrs.set(name, preset[i], on & ~jnp.isnan(preset[i]))
     attrs.save(on)
+    if plan.claims:
+        measures.start_session(w, attrs.get, serial, on)
 
     w.put("pc", slot, plan.start, on)
     w.put("serial", slot, serial, on)
@@ -181,7 +184,7 @@ class Sites:
         self.value: list[Value] = []
 
     def add(self, turn: Value, value: Value, mask: Value) -> None:
-        kept = mask & self.w.warm
+        kept = mask if self.w.plan.aggregates else mask & self.w.warm
         self.turn.append(jnp.where(kept, turn.astype(jnp.float64), -1.0))
         self.value.append(jnp.where(kept, value, 0.0))
 
@@ -257,6 +260,7 @@ class Pass:
         self.run_work = self.run_latency = jnp.float64(0.0)
         self.run_links = jnp.int64(0)
         self.grow_pool, self.grow_units = none, jnp.float64(0.0)
+        self.limit, self.limit_to = jnp.int64(0), none  # the deadline of the exit: ticks and target
         self.responded = false
         self.stored: dict[object, Value] = {}
         self.fence()
@@ -282,7 +286,8 @@ class Pass:
 
     def fence(self) -> None:
         """Store what the state has changed before the next one reads it (Lane.fence)."""
-        changed = [n for n in self.REGISTERS if getattr(self, n) is not self.stored.get(n)]
+        registers = self.REGISTERS + (("limit", "limit_to") if self.plan.deadlines else ())
+        changed = [n for n in registers if getattr(self, n) is not self.stored.get(n)]
         attrs = [i for i, v in enumerate(self.attrs.values) if v is not self.stored.get(i)]
         draws = self.own_draws.at is not self.stored.get("draws")
         values = [getattr(self, n) for n in changed] + [self.attrs.values[i] for i in attrs]
@@ -397,12 +402,13 @@ class Pass:
             case Run():
                 self.run_on(i, exit, here)
                 self.pc = jnp.where(here, plan.state_index[exit.then], self.pc)
-            case Grow(ref, units, then, _):
+            case Grow(ref, units, then, deadline):
                 pool = plan.pool(ref)
                 value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
                 self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
                 self.grow_pool = jnp.where(here, pool, self.grow_pool)
                 self.grow_units = jnp.where(here, value, self.grow_units)
+                self.limit_by(i, deadline, here)
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here
             case Leave(then):
@@ -412,6 +418,14 @@ class Pass:
             case End():
                 self.end = self.end | here
                 self.block(here)
+
+    def limit_by(self, i: int, deadline: Deadline | None, mask: Array) -> None:
+        """The exit of state i ends at the deadline, if the session blocks there."""
+        if deadline is not None:
+            w = self.w
+            after = amount(w, evaluate(deadline.after, self.env(), mask), mask, Fault.bad_amount, self.slot, i)
+            self.limit = jnp.where(mask, to_ticks(w, after), self.limit)
+            self.limit_to = jnp.where(mask, self.plan.state_index[deadline.target], self.limit_to)
 
     def run_on(self, i: int, run: Run, here: Array) -> None:
         """Enter a stage, or go to the end of the ready list when there is nothing to do."""
@@ -449,6 +463,7 @@ class Pass:
             column = jnp.asarray(plan.innermost)[load(w.scope, self.slot), pool]
             w.fail(enters & (column < 0), Fault.no_hold, self.slot, pool)
             self.run_column = jnp.where(enters, column, self.run_column)
+        self.limit_by(i, deadline, enters)
         self.block(here)
 
     # -------------------------------------------------------- afterwards
@@ -475,6 +490,8 @@ class Pass:
                 grows & (column >= 0),
                 grow=slot, grow_how=GROW, grow_pool=self.grow_pool, grow_column=column, grow_units=self.grow_units,
             )  # fmt: skip
+            if w.has("grow_to"):
+                w.pick(grows, grow_limit=self.limit, grow_to=self.limit_to)
         self.enter_stage(on & (self.run_stage >= 0))
         w.pick(on & self.blocked, cur=-1)
 
@@ -511,6 +528,8 @@ class Pass:
             timed = timed & ~waits
         if plan.has_timed or plan.groups:
             ask_service(w, slot, stage, self.run_work, timed)
+        if w.has("deadline"):
+            w.arm(slot, self.limit, self.limit_to, on & (self.limit_to >= 0))
 
 
 def may_run(w: Lane) -> Array:

@@ -2,6 +2,7 @@
 
     share        if the instant is settled and jobs that share have come or gone: their rates, who finishes next
     advance      if the instant is settled: the next event (arrival, wake-up, end of an iteration)
+    deadline     a session leaves where it has blocked for too long
     spawn        start one session
     pop          make the first of the ready list the current session;  find it a seat if it may enter a step stage
     draw         the random numbers that it, the next arrival or the next iteration can need
@@ -27,7 +28,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, body, clock, memory, planner, seats, session, sharing, window
+from . import admission, body, clock, deadlines, memory, planner, seats, session, sharing, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -66,6 +67,8 @@ def turn(
     if plan.groups:
         w.only(sharing.quiet(w) & sharing.any_changed(w), sharing.settle)
     w.only(clock.settled(w), clock.advance)
+    if plan.deadlines:
+        w.only(w.due >= 0, deadlines.come)
     w.only(w.spawning > 0, session.spawn)
     w.only(session.may_pop(w), session.pop)
     if w.has("seats"):
@@ -120,6 +123,8 @@ def pause(plan: Plan, s: dict[str, Array]) -> dict[str, Array]:
     full = (s["samples_n"] + 2 > s["samples"].shape[0]) | (s["requests_n"] + 2 > s["requests"].shape[0])
     if "gaps" in s:
         full = full | (s["gaps_n"] + slots > s["gaps"].shape[0])
+    if "points" in s:
+        full = full | (s["points_n"] + 2 * len(plan.gauges) > s["points"].shape[0])
     if "actions" in s:
         full = full | (s["actions_n"] + action_margin(plan, slots) > s["actions"].shape[0])
     return s | {"stall": s["stall"] | (full & (s["verdict"] < 0))}

@@ -30,6 +30,7 @@ from .at_once import prefilling
 from .clock import Limbs, next_event, number_index, pass_time
 from .cost import carried, fixed_cost, float_cost
 from .lane import Lane
+from .measures import read_gauges
 from .plan import CostShape
 from .views import cap, has_work, memory_held
 
@@ -57,8 +58,11 @@ def coalesce(w: Lane, over: Array, refused: Array) -> None:
         (on,) = w.fence(on & w.residents(lambda w, stage=stage: alike(w, stage) > 1))
 
         def window(w: Lane, stage: int = stage, on: Array = on) -> None:
+            began = w.now
             until = jnp.minimum(next_event(w)[0], jnp.where(w.job.horizon < FAR, w.job.horizon + 1, FAR))
             w.residents(lambda w: pass_alike(w, stage, on, refused, until))
+            if w.plan.gauges:  # nothing that they read has changed since the window began
+                read_gauges(w, w.now > began, began)
 
         w.only(on, window)
 

@@ -14,7 +14,17 @@ from typing import Any, cast, get_args
 
 from .. import ir
 from ..ir.codec import describe
-from ..ir.expr import ARITY, DRAW_ARITY, BinaryOp, ContextName, Distribution, MathFunction, PoolFunction, StageFunction
+from ..ir.expr import (
+    ARITY,
+    DRAW_ARITY,
+    Aggregate,
+    BinaryOp,
+    ContextName,
+    Distribution,
+    MathFunction,
+    PoolFunction,
+    StageFunction,
+)
 from ..ir.structure import walk
 from .source import Source
 
@@ -27,6 +37,7 @@ CONTEXT = tuple(
 _BINARY = get_args(BinaryOp)
 _POOL = get_args(PoolFunction)
 _STAGE = get_args(StageFunction)
+_AGGREGATES = get_args(Aggregate)
 _ESTIMATES = ("EstLambda", "EstRho", "EstWait")
 
 
@@ -43,16 +54,22 @@ class Array:
 class Expressions:
     """Reader of expressions: `attrs` are the attribute names by slot.
 
+    `aggregates`: the observations by index where aggregates of them may be read, None where not.
+
     Where an engine's request is read, a mapping from the request's names to expressions is given; elsewhere
     these names are errors.
     """
 
-    def __init__(self, source: Source, attrs: tuple[str, ...], pools: Array, stages: Array) -> None:
+    def __init__(
+        self, source: Source, attrs: tuple[str, ...], pools: Array, stages: Array,
+        aggregates: tuple[str, ...] | None = None,
+    ) -> None:  # fmt: skip
         self.source = source
         self.attrs = attrs
         self.pools = pools
         self.stages = stages
         self.registers: tuple[str, ...] = ()  # names by index
+        self.aggregates = aggregates
 
     def read(self, value: Any, place: str, request: Mapping[str, ir.Expr] | None = None) -> ir.Expr:
         """One expression (recursive)."""
@@ -102,11 +119,25 @@ class Expressions:
         if tag == "Reg":
             return ir.Reg(self.register(payload, inner))
         if tag == "Agg":
-            source.refuse(inner, "an aggregate of a claim")
+            return self._aggregate(payload, inner)
         elif tag:
             tags = "Num Attr Ctx Sample Call Unary Binary Cond Cost Reg Agg"
             source.fail(place, f"unknown expression {describe(tag)}", f"need one of {tags}")
         return ir.Num(0.0)
+
+    def _aggregate(self, payload: Any, place: str) -> ir.Expr:
+        source, observes = self.source, self.aggregates
+        if observes is None:
+            source.fail(place, "an aggregate cannot be read here", "it belongs to a claim at the end of the run")
+            return ir.Num(0.0)
+        items = source.list(payload, place, 2)
+        if not items:
+            return ir.Num(0.0)
+        if items[0] not in _AGGREGATES:
+            source.fail(f"{place}[0]", f"unknown aggregate {describe(items[0])}", f"need one of {_words(_AGGREGATES)}")
+            return ir.Num(0.0)
+        i = source.index(items[1], f"{place}[1]", len(observes), "observations")
+        return ir.Agg(cast(Aggregate, items[0]), observes[i] if observes else "?")
 
     def attr(self, value: Any, place: str) -> str:
         """The attribute name of a slot."""

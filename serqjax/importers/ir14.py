@@ -22,6 +22,7 @@ from ..ir.codec import describe, parse_json
 from .blocks import Builder
 from .expressions import Array, Expressions
 from .iteration import read_body, read_registers, register_names
+from .measures import read_claims, read_gauges
 from .minimise import minimise
 from .request import Requests
 from .source import Source
@@ -98,11 +99,6 @@ class _Reader:
 
     def _program(self) -> ir.Program:
         source = self.source
-        for key, what in (("gauges", "a gauge"), ("claims", "a claim")):
-            rows = self.tree.get(key)
-            if rows:
-                label = rows[0].get("name") if isinstance(rows, list) and isinstance(rows[0], dict) else None
-                source.refuse(f"$.{key}", what + (f" ({label})" if isinstance(label, str) else ""))
         attrs = self._attributes()
         self.attrs = attrs
         observes = unique([source.text(v, f"$.observes[{i}]") for i, v in enumerate(self._list("observes"))])
@@ -126,6 +122,7 @@ class _Reader:
         init = builder.straight(self.field("init"), "$.init")
         turn = builder.straight(self.field("turn"), "$.turn")
         builder.session(self.field("session"), "$.session")
+        gauges, claims = read_gauges(expressions, self.tree), read_claims(expressions, observes, self.tree)
         horizon = source.number(self.field("horizon"), "$.horizon", above=0.0)
         warmup = source.number(self.field("warmup"), "$.warmup", least=0.0)
         if not any(p.path in ("$.horizon", "$.warmup") for p in source.problems) and warmup >= horizon:
@@ -145,7 +142,7 @@ class _Reader:
                 name=self.name, attrs=tuple(slots), params=tuple(self.params), observes=observes, pools=made_pools,
                 stages=made_stages, registers=registers, scopes=tuple(builder.scopes), states=tuple(builder.states),
                 start="start", init=init, turn=turn, arrival=arrival, trace=trace, horizon_s=ir.Num(horizon),
-                warmup_s=ir.Num(warmup), seed=seed, arrivals=arrivals,
+                warmup_s=ir.Num(warmup), seed=seed, arrivals=arrivals, gauges=gauges, claims=claims,
             )
         )  # fmt: skip
 

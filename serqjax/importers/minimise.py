@@ -140,7 +140,8 @@ def _turn_open(ops: tuple[ir.Op, ...], before: bool) -> bool:
 def drop_unread(program: ir.Program) -> ir.Program:
     """Without assignments to attributes that nothing reads (those that draw or may fail stay)."""
     while True:
-        parts = (program.pools, program.stages, program.scopes, program.states, program.init, program.turn)
+        parts = (program.pools, program.stages, program.scopes, program.states, program.init, program.turn,
+                 program.claims)  # fmt: skip
         read: set[str] = set()
         for part in parts:
             _reads(part, read)
@@ -323,7 +324,8 @@ def _resource(resource: ir.Resource) -> str:
 def drop_unused(program: ir.Program) -> ir.Program:
     """Without the attributes (and trace columns) that nothing in the program reads or sets."""
     used: set[str] = set()
-    for part in (program.pools, program.stages, program.scopes, program.states, program.init, program.turn):
+    parts = (program.pools, program.stages, program.scopes, program.states, program.init, program.turn, program.claims)
+    for part in parts:
         for _, node in walk(part):
             if isinstance(node, ir.Attr):
                 used.add(node.name)

@@ -8,6 +8,7 @@ from . import expr as expr
 from . import program as program
 from .codec import from_json as from_json
 from .codec import to_json as to_json
+from .expr import Agg as Agg
 from .expr import Amount as Amount
 from .expr import Attr as Attr
 from .expr import Binary as Binary
@@ -34,9 +35,11 @@ from .program import SERVE_ADMITTED as SERVE_ADMITTED
 from .program import Admit as Admit
 from .program import Arrival as Arrival
 from .program import Assign as Assign
+from .program import AtEnd as AtEnd
 from .program import Attribute as Attribute
 from .program import Batch as Batch
 from .program import Branch as Branch
+from .program import Claim as Claim
 from .program import Closed as Closed
 from .program import Command as Command
 from .program import Deadline as Deadline
@@ -44,8 +47,10 @@ from .program import Delay as Delay
 from .program import Drop as Drop
 from .program import End as End
 from .program import Enter as Enter
+from .program import EveryIteration as EveryIteration
 from .program import Exit as Exit
 from .program import Fifo as Fifo
+from .program import Gauge as Gauge
 from .program import Goto as Goto
 from .program import Grow as Grow
 from .program import If as If
@@ -73,6 +78,7 @@ from .program import Segment as Segment
 from .program import Serve as Serve
 from .program import Set as Set
 from .program import Share as Share
+from .program import SomeIteration as SomeIteration
 from .program import Stage as Stage
 from .program import State as State
 from .program import Step as Step

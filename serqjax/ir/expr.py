@@ -19,6 +19,7 @@ MathFunction = Literal["Min", "Max", "Abs", "Floor", "Ceil", "Sqrt", "Exp", "Ln"
 PoolFunction = Literal["Used", "Free", "CachedIn", "Allocated", "Holders", "Queued"]
 StageFunction = Literal["Queue", "Busy", "Work", "BudgetLeft", "EstLambda", "EstRho", "EstWait"]
 Distribution = Literal["Exp", "Det", "Uniform", "Erlang", "H2", "Bernoulli"]
+Aggregate = Literal["Total", "Count", "Largest", "Smallest", "PrefixTotal"]
 
 #: Context variables. The IR 14 names are used unchanged; the last group is declared here,
 #: because the automaton form spells out what IR 14 hides inside `Request`.
@@ -144,6 +145,17 @@ class Binary(Node, frozen=True):
     b: Expr
 
 
+class Agg(Node, frozen=True):
+    """All values of an observation over the whole run, warm-up included (only in a claim at the end).
+
+    `Total`, `Count`; `Largest`, `Smallest` (0 of nothing); `PrefixTotal`: sum of v_i * (n - i), i from 0 in
+    ascending order of the values.
+    """
+
+    fun: Aggregate
+    observe: str
+
+
 class Cond(Node, frozen=True):
     """`then` if `test` is not 0, else `orelse`; one arm is evaluated."""
 
@@ -153,7 +165,7 @@ class Cond(Node, frozen=True):
 
 
 Expr = (
-    Num | Inf | Param | Reg | Attr | Ctx | Sample | Call | PoolState | StageState | Price | Unary | Binary | Cond
+    Num | Inf | Param | Reg | Attr | Ctx | Sample | Call | PoolState | StageState | Price | Unary | Binary | Cond | Agg
 )
 #: A number of the program: a literal, a parameter, or (where it says so) infinity.
 Number = Num | Param

@@ -344,7 +344,23 @@ Op = Set | Observe | Turn | Respond | Drop | Require
 
 
 class Deadline(Part, frozen=True, kw_only=True):
-    """Jump to `target` when the session has blocked here for `after` seconds; scopes between are closed."""
+    """Jump to `target` when the session has blocked here for `after` seconds; scopes between are closed.
+
+    - `after` is evaluated when the state is executed, before it has an effect; it may not draw (draw into an
+      attribute). The deadline is an event, put down in the order of events after what the exit itself puts
+      down: at one tick whatever was put down first happens first, so that a job that is served at once and takes
+      exactly `after` completes. One of 2^60 ticks or more never comes.
+    - It stands while the session is blocked there: in the line (`Enter`), on the stage, waiting for the growth of its
+      tokens included (`Run`), among the growers (`Grow`). Admission, completion, growth and preemption take it away. A
+      session that a preemption puts back into a line is at its `Enter` again: that deadline begins anew, `after`
+      evaluated at that moment.
+    - When it comes, the session leaves the line, the stage (what a running iteration has listed for it is lost, as
+      for a preempted job) and the growers. Every scope inside that of `target` is closed, innermost first; it is
+      cut short: `Finished` is 0, and at most what was computed stays cached, as after a preemption. `computed` is
+      0, and where earlier preemptions stood is forgotten. The session becomes ready at `target`, its attributes as
+      they are; then every line is tried; then it runs.
+    - It is no end of a request: `Respond`, `Turn` or `End` say that.
+    """
 
     after: Expr
     target: str
@@ -493,6 +509,52 @@ class Trace(Part, frozen=True, kw_only=True):
     contents: tuple[tuple[int, ...], ...] = ()
 
 
+# ---------------------------------------------------------------- what is measured besides
+
+
+class Gauge(Part, frozen=True, kw_only=True):
+    """A value of the state of pools and stages, read when an instant is over and the clock is about to move.
+
+    It holds until the next reading; the report has its mean over [warm-up, end], an interval from 20 equal
+    windows, and its least and greatest value.
+    """
+
+    name: str
+    value: Expr
+
+
+class EveryIteration(Tagged, frozen=True):
+    """Read at each start of an iteration of a step stage: none may be 0."""
+
+    stage: str
+
+
+class SomeIteration(Tagged, frozen=True):
+    """Read at each start of an iteration of a step stage: one must not be 0."""
+
+    stage: str
+
+
+class AtEnd(Tagged, frozen=True):
+    """Read once at the end, if no session is live: must not be 0."""
+
+
+class Claim(Part, frozen=True, kw_only=True):
+    """What a run is said to show; nothing that happens in the run depends on it.
+
+    - `value`: 0 is false. Over iterations it sees the variables of a cost, `Demand` (tokens that the residents could
+      take without a budget), `Served` (tokens of the stage's earlier iterations), `Arrived` (sessions started) and
+      the state of pools and stages; at the end, the clock and aggregates (`Agg`) of the observations.
+    - `given`: of every session, at its start (its attributes after `init`): a session of which it is 0 puts the run
+      out of the claim's scope, and the claim is not read any more.
+    """
+
+    name: str
+    kind: EveryIteration | SomeIteration | AtEnd
+    value: Expr
+    given: Expr | None = None
+
+
 # ---------------------------------------------------------------- the program
 
 
@@ -504,6 +566,7 @@ class Program(Part, frozen=True, kw_only=True):
     - `horizon_s`, `warmup_s`: seconds; horizon None: the run ends when drained (or stuck).
     - `arrivals`: exactly so many open arrivals, then drain.
     - `tick_s`: seconds of a tick.
+    - `gauges`, `claims`: measured besides what every run measures.
     """
 
     format: int = FORMAT_VERSION
@@ -526,3 +589,5 @@ class Program(Part, frozen=True, kw_only=True):
     seed: int = 0
     arrivals: int | None = None
     tick_s: float = 1e-9
+    gauges: tuple[Gauge, ...] = ()
+    claims: tuple[Claim, ...] = ()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .expr import Inf, Num, Param, Sample
-from .program import Attribute, Listed, Parameter, Program
+from .program import Attribute, Claim, Gauge, Listed, Parameter, Program
 
 T = TypeVar("T")
 
@@ -81,6 +81,8 @@ def skeleton(program: Program) -> tuple[Program, tuple[float, ...]]:
             return Attribute(name=node.name)
         if isinstance(node, Parameter):
             return Parameter(name=node.name, value=0.0)
+        if isinstance(node, Gauge | Claim) and node.name:
+            return rebuild(msgspec.structs.replace(node, name=""), place)
         if isinstance(node, Listed):
             return Listed(at=(), attrs=node.attrs, turn_attrs=node.turn_attrs)
         return node

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..ir.itl import RATIO
 from ..ir.program import Program
+from .measures import gauge_points
 from .raw import RawRun
 from .reference import client_observations, observations
 from .units import seconds
@@ -77,7 +78,8 @@ def sample_differences(
     """Where the samples of a run differ from recorded ones.
 
     **Arguments:**
-    - `recorded`: `{"observes": {name: {"n", "time", "session", "turn", "value"}}, "client": ...}`; the lists
+    - `recorded`: `{"observes": {name: {"n", "time", "session", "turn", "value"}}, "client": ..., "gauges": ...}` (a
+      gauge has no session and no turn); the lists
       may hold only the first samples of `n`.
     - `first`: compare at most so many samples of each observation, and then not their number
       (a chaotic network keeps only its beginning).
@@ -87,7 +89,11 @@ def sample_differences(
     """
     skip = dict(exceptions or {})
     out: list[str] = []
-    made = {"observes": observations(program, raw), "client": client_observations(raw)}
+    made = {
+        "observes": observations(program, raw),
+        "client": client_observations(raw),
+        "gauges": gauge_points(program, raw),
+    }
     for group, own in made.items():
         for name, rows in recorded.get(group, {}).items():
             place = f"{group}.{name}"
@@ -118,12 +124,9 @@ def _compare_samples(
         if count < min(first, len(rows["value"])):
             out.append(f"{place}: {count} samples, want at least {min(first, len(rows['value']))}")
         shown = min(shown, first)
-    columns = {
-        "session": own["session"],
-        "turn": own["turn"],
-        "time": seconds(own["tick"], tick_s),
-        "value": own["value"],
-    }
+    columns = {"time": seconds(own["tick"], tick_s), "value": own["value"]}
+    if "session" in own:  # a gauge has none
+        columns = {"session": own["session"], "turn": own["turn"]} | columns
     for column, values in columns.items():
         if _skipped(f"{place}.{column}", skip):
             continue
@@ -131,7 +134,8 @@ def _compare_samples(
         b = np.asarray(rows[column][:shown], dtype=float)
         same = a == b
         if column in ("time", "value"):
-            same |= np.abs(a - b) <= tolerance[0] * np.abs(b) + tolerance[1]
+            with np.errstate(invalid="ignore"):  # infinities
+                same |= np.abs(a - b) <= tolerance[0] * np.abs(b) + tolerance[1]
         wrong = np.flatnonzero(~same)
         if len(wrong):
             i = int(wrong[0])

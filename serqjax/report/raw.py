@@ -43,6 +43,7 @@ class Action(IntEnum):
     token = 10  # stage, amount 1 for a decode's token, 0 for the end of a prefill
     end = 11  # place 0, amount 0
     reject = 12  # pool, units asked (rounded up)
+    deadline = 20  # place 0, amount 0: it comes, before anything is given back
 
 
 class RequestStatus(IntEnum):
@@ -102,6 +103,20 @@ class PoolTotals:
 
 
 @dataclasses.dataclass
+class ClaimTotals:
+    """Per claim. Readings stop when a session puts the run out of the claim's scope."""
+
+    checked: int = 0  # readings
+    failures: int = 0  # readings of 0
+    first_tick: int = -1  # of the first failure; over some iteration, of the first witness; -1: none
+    outside: int = -1  # serial of the first session that fails `given`, -1: none
+
+
+def _no_ticks() -> np.ndarray:
+    return np.zeros(0, np.int64)
+
+
+@dataclasses.dataclass
 class RawRun:
     """One instance. Arrays are numpy; all rows are in the order in which things happened.
 
@@ -113,6 +128,9 @@ class RawRun:
       token; `tokens`: tokens counted as in semantics section 12; `confirmed`, `confirm_order`: when
       the client's ttft was recorded and its place among all such recordings; `responded`: when
       the turn's server part ended, `respond_order` likewise.
+    - `gauge_*`: change points of all gauges in the order of reading: gauge index, tick, value. A value holds until the
+      gauge's next one; the first is read before the clock moves for the first time.
+    - `claims`: one per claim of the program.
     - `trace`: action trace `[actions, 5]` int64/float rows (tick, kind, serial, place, amount), or None.
     """
 
@@ -148,4 +166,8 @@ class RawRun:
     request_status: np.ndarray
     events: int | None = None  # heap pops of the reference; the array engine does not count them
     trace: np.ndarray | None = None
+    gauge_index: np.ndarray = dataclasses.field(default_factory=_no_ticks)
+    gauge_tick: np.ndarray = dataclasses.field(default_factory=_no_ticks)
+    gauge_value: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    claims: list[ClaimTotals] = dataclasses.field(default_factory=list)
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -17,6 +17,7 @@ import numpy as np
 from ..ir.fabric import PARTS, shared_stages
 from ..ir.program import Program
 from ..ir.structure import number
+from .measures import claim_rows, gauge_rows
 from .raw import PoolTotals, RawRun, StageTotals
 from .statistics import bucket_quantile, describe
 from .units import plain, ratio, seconds
@@ -78,8 +79,7 @@ def reference_report(program: Program, raw: RawRun) -> dict[str, Any]:
     - `program`: the program that was run, with its own horizon and warm-up.
     - `raw`: what the run left behind.
 
-    **Returns:** fields in the reference's order; `gauges` is empty and `claims` is absent (the
-    automaton form has neither).
+    **Returns:** fields in the reference's order; `claims` is there if the program has claims.
 
     **Source:** semantics.md section 13.
     """
@@ -102,7 +102,8 @@ def reference_report(program: Program, raw: RawRun) -> dict[str, Any]:
             "mean_live": ratio(raw.live_tick, span),
             "observes": {name: describe(sampled[name]["value"]) for name in program.observes},
             "client": {name: describe(seen[name]["value"]) for name in CLIENT_NAMES},
-            "gauges": {},
+            "gauges": gauge_rows(program, raw),
+            **({"claims": claim_rows(program, raw)} if program.claims else {}),
             "stages": [_stage_row(program, raw, i, totals, span, shared) for i, totals in enumerate(raw.stages)],
             "pools": [_pool_row(program, raw, i, totals, span) for i, totals in enumerate(raw.pools)],
         }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..ir.program import Program
+from .measures import gauge_points
 from .raw import RawRun
 from .reference import client_observations, observations
 from .units import seconds
@@ -21,7 +22,8 @@ def samples_frame(program: Program, raws: RawRun | Sequence[RawRun]) -> polars.D
     """Columns `run, observation, time_s, session, turn, value`, one row per sample.
 
     The program's observations stand under their names, the client's as `client.ttft`, `client.tpot` and
-    `client.response` (seconds); both in the order of recording, after warm-up.
+    `client.response` (seconds); both in the order of recording, after warm-up. Change points of gauges stand under
+    `gauge.NAME`, of the whole run, without a session and a turn (-1).
     """
     import polars
 
@@ -29,7 +31,11 @@ def samples_frame(program: Program, raws: RawRun | Sequence[RawRun]) -> polars.D
     names, parts = [], []
     for run, raw in enumerate(many):
         client = {f"client.{name}": rows for name, rows in client_observations(raw).items()}
-        for name, rows in (observations(program, raw) | client).items():
+        gauges = {
+            f"gauge.{name}": rows | dict.fromkeys(("session", "turn"), np.full(len(rows["value"]), -1))
+            for name, rows in gauge_points(program, raw).items()
+        }
+        for name, rows in (observations(program, raw) | client | gauges).items():
             count = len(rows["value"])
             names.append(np.full(count, name, dtype=object))
             parts.append(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ class Summary:
     - `seeds`: of all runs, in order; `used`: how many entered the estimates.
     - `verdicts`: of all runs. `requests`: counts of all runs.
     - `latency`: TTFT, TPOT, ITL, E2E. `observes`, `client`, `stages`, `pools`: the fields of the reference
-      report, each as a mean over seeds.
+      report, each as a mean over seeds; so are `gauges` (mean, min, max). `claims`: how often each result came.
     - `reports`: the reference report of each run.
     """
 
@@ -59,6 +60,8 @@ class Summary:
     client: dict[str, dict[str, Estimate]]
     stages: list[dict[str, Any]]
     pools: list[dict[str, Any]]
+    gauges: dict[str, dict[str, Estimate]]
+    claims: dict[str, dict[str, int]]
     reports: list[dict[str, Any]]
 
     def verdict_counts(self) -> dict[str, dict[str, Any]]:
@@ -93,6 +96,8 @@ class Summary:
                 "client": {name: _dicts(row) for name, row in self.client.items()},
                 "stages": [_dicts(row) for row in self.stages],
                 "pools": [_dicts(row) for row in self.pools],
+                **({"gauges": {name: _dicts(row) for name, row in self.gauges.items()}} if self.gauges else {}),
+                **({"claims": self.claims} if self.claims else {}),
             }
         )
 
@@ -127,7 +132,7 @@ class Summary:
                 yield ("latency", name, f"{key}_mean_of_seeds"), row.mean_of_seeds[key]
         for key, estimate in self.totals.items():
             yield ("run", "", key), estimate
-        for group, rows in (("observes", self.observes), ("client", self.client)):
+        for group, rows in (("observes", self.observes), ("client", self.client), ("gauges", self.gauges)):
             for name, row in rows.items():
                 for key, estimate in row.items():
                     yield (group, name, key), estimate
@@ -173,8 +178,19 @@ def summarize(program: Program, raws: Sequence[RawRun]) -> Summary:
         client={name: _observed([r["client"][name] for r in kept], broken) for name in ("ttft", "tpot", "response")},
         stages=[_resource([r["stages"][i] for r in kept], reports[0]["stages"][i]) for i in range(len(program.stages))],
         pools=[_resource([r["pools"][i] for r in kept], reports[0]["pools"][i]) for i in range(len(program.pools))],
+        gauges={g.name: _gauge([r["gauges"][g.name] for r in kept]) for g in program.gauges},
+        claims={claim.name: _results([r["claims"][i] for r in reports]) for i, claim in enumerate(program.claims)},
         reports=reports,
     )
+
+
+def _gauge(rows: list[dict[str, Any]]) -> dict[str, Estimate]:
+    return {key: _field(rows, key) for key in ("mean", "min", "max")}
+
+
+def _results(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How often each result of a claim came, over all runs."""
+    return dict(Counter(row["result"] for row in rows))
 
 
 def _field(rows: list[dict[str, Any]], key: str) -> Estimate:
