@@ -20,6 +20,7 @@ from serqjax.ir.structure import walk
 from serqjax.report.raw import Verdict
 
 from .expressions import RunError
+from .scopes import attempt
 from .session import Session, Status
 
 if TYPE_CHECKING:
@@ -75,6 +76,13 @@ class Progress:
         program, live = machine.program, len(machine.live)
         if self.livelock:
             return Verdict.livelock, self.livelock
+        waits = who_waits_for_each_other(machine)
+        if any(session.status is Status.joining for session in waits):
+            raise RunError(
+                "the run ends with sessions that wait for each other: "
+                + "; ".join(_waits(machine, session) for session in waits)
+                + ": a hold-and-wait cycle"
+            )
         if not machine.heap and live:
             return Verdict.deadlock, who_waits(machine)
         horizon_s = None if machine.horizon_tick is None else machine.horizon_tick * machine.tick_s
@@ -94,6 +102,38 @@ class Progress:
         return (Verdict.horizon if live or machine.heap else Verdict.drained), ""
 
 
+def who_waits_for_each_other(machine: Machine) -> list[Session]:
+    """The largest set of waiting and joining sessions that only members of it could let go on.
+
+    What a waiting one lacks room in is held by members alone; the live legs of a joining one are all members.
+    """
+    alive = [*machine.live.values(), *machine.legs]
+    members = [s for s in alive if s.status in (Status.queued, Status.joining)]
+    legs = {id(s): [leg for leg in machine.legs if leg.root is s] for s in members}
+    holders: dict[int, list[Session]] = {}
+    for s in members:
+        found = holders.setdefault(id(s), [])
+        if s.waiting is not None:
+            needs = attempt(machine, s.waiting).needs
+            for place, need in zip(s.waiting.pools, needs):
+                pool = machine.pools[place]
+                if not pool.fits(pool.up(need)):
+                    found += pool.distinct
+    while True:
+        inside = {id(s) for s in members}
+        kept = [s for s in members if all(id(other) in inside for other in [*holders[id(s)], *legs[id(s)]])]
+        if len(kept) == len(members):
+            return kept
+        members = kept
+
+
+def _waits(machine: Machine, session: Session) -> str:
+    who = f"session {session.serial}" if session.root is session else f"a leg of session {session.serial}"
+    if session.waiting is None:
+        return f"{who} waits at a `Join`"
+    return f"{who} waits at `{machine.pools[session.waiting.pools[0]].pool.name}`"
+
+
 def who_waits(machine: Machine) -> str:
     """One sentence on who waits for what."""
     parts = []
@@ -105,6 +145,9 @@ def who_waits(machine: Machine) -> str:
             first = pool.select().session.serial
             names = _names([w.session for w in pool.line])
             parts.append(f"{names} wait in the line of pool `{pool.pool.name}` ({first} is next and does not fit)")
+    joining = [s for s in machine.live.values() if s.status is Status.joining]
+    if joining:
+        parts.append(f"{_names(joining)} wait for legs")
     running = [s for s in machine.live.values() if s.status is Status.in_stage]
     if running:
         parts.append(f"{_names(running)} wait on a stage that gives them nothing")
@@ -124,6 +167,8 @@ def decisive_attributes(program: Program) -> set[str] | None:
     sets += [op for op in program.turn if isinstance(op, ir.Set)]
     assignments = [(op.attr, op.value) for op in sets]
     assignments += [(let.attr, let.value) for scope in program.scopes for let in scope.lets]
+    chosen = [op for state in program.states for op in state.ops if isinstance(op, ir.Choose)]
+    assignments += [(op.attr, part) for op in chosen for part in (op.count, *op.keys)]
     decisions = [
         *program.pools,
         *program.stages,
@@ -161,11 +206,11 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
     """The state of the machine apart from the clock: ages and numbers as places in their orders."""
     now_tick = machine.now_tick
     sessions = []
-    for s in machine.live.values():
+    for s in (*machine.live.values(), *machine.legs):
         scopes = tuple((o.scope, tuple((h.pool, h.alloc, h.pos, h.reserved) for h in o.holds)) for o in s.scopes)
         job = None if s.job is None else (s.stage, s.job.mode, s.job.work)
         attrs = tuple(s.attrs[i] for i in slots)
-        sessions.append((s.serial, s.state, s.status.value, attrs, scopes, job, s.growing_pool))
+        sessions.append((s.serial, s.leg, s.legs, s.state, s.status.value, attrs, scopes, job, s.growing_pool))
     pools = []
     for pool in machine.pools:
         entries = sorted(pool.entries.values(), key=lambda e: (e.last_tick, e.released))

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
+from serqjax.ir.expr import Resource
 from serqjax.report.raw import Action
 
 from .expressions import EPS, Function, Look, RunError, amount
@@ -62,7 +63,9 @@ def enter(machine: Machine, session: Session, index: int, *, resumed: bool = Fal
     scope = machine.scopes[index]
     pools = [place(session.look) for place in scope.pools]
     if len(set(pools)) < len(pools):
-        raise RunError(f"scope `{scope.scope.name}` takes one pool twice")
+        twice = next(place for place in pools if pools.count(place) > 1)
+        names = " and ".join(f"`{_spell(t.pool)}`" for t, p in zip(scope.scope.takes, pools) if p == twice)
+        raise RunError(f"{names} name the same member, `{machine.pools[twice].pool.name}`: a hold takes each pool once")
     for place, oversize in zip(pools, scope.oversize):
         if oversize is None:
             continue
@@ -71,13 +74,17 @@ def enter(machine: Machine, session: Session, index: int, *, resumed: bool = Fal
         if need > pool.cap:
             pool.totals.rejected += 1
             machine.act(Action.reject, session.serial, place, need)
-            machine.end_session(session, rejected=True)
+            machine.reject(session)
             return
     waiting = Waiting(session, index, pools, machine.now_tick, resumed, requeued)
     line = machine.pools[pools[0]].line
     line.insert(0, waiting) if resumed else line.append(waiting)
     session.waiting = waiting
     session.status = Status.queued
+
+
+def _spell(resource: Resource) -> str:
+    return resource if isinstance(resource, str) else f"{resource.array}[...]"
 
 
 # ---------------------------------------------------------------- admission
@@ -135,8 +142,9 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
     if machine.warm:
         first.totals.wait_tick += machine.now_tick - waiting.queued_tick
         first.totals.wait_count += 1
-    if session.request is not None:
-        session.request.admissions += 1
+    request = session.root.request
+    if request is not None:
+        request.admissions += 1
     session.state = scope.reentry
     machine.make_ready(session)
 

@@ -26,7 +26,7 @@ from ..ir.expr import (
     Unary,
 )
 from ..ir.fixed import binary, function
-from ..ir.program import Listed, Program, Set
+from ..ir.program import Choose, Listed, Program, Set
 from .index import Index
 
 Range = tuple[float, float]
@@ -214,6 +214,8 @@ def writes(program: Program) -> list[tuple[str, Expr]]:
     found = [(let.attr, let.value) for scope in program.scopes for let in scope.lets]
     for ops in (program.init, program.turn, *(state.ops for state in program.states)):
         found += [(op.attr, op.value) for op in ops if isinstance(op, Set)]
+        # what is chosen is a whole number below the count
+        found += [(op.attr, Call("Floor", (op.count,))) for op in ops if isinstance(op, Choose)]
     return found
 
 
