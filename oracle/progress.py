@@ -105,26 +105,22 @@ class Progress:
 def who_waits_for_each_other(machine: Machine) -> list[Session]:
     """The largest set of waiting and joining sessions that only members of it could let go on.
 
-    What a waiting one lacks room in is held by members alone; the live legs of a joining one are all members.
+    What a waiting one lacks room in is held by members alone; the live legs of a joining one are all members. One that
+    lacks no room, and only stands behind others in its line, is no member.
     """
-    alive = [*machine.live.values(), *machine.legs]
-    members = [s for s in alive if s.status in (Status.queued, Status.joining)]
-    legs = {id(s): [leg for leg in machine.legs if leg.root is s] for s in members}
-    holders: dict[int, list[Session]] = {}
-    for s in members:
-        found = holders.setdefault(id(s), [])
-        if s.waiting is not None:
-            needs = attempt(machine, s.waiting).needs
-            for place, need in zip(s.waiting.pools, needs):
-                pool = machine.pools[place]
-                if not pool.fits(pool.up(need)):
-                    found += pool.distinct
-    while True:
-        inside = {id(s) for s in members}
-        kept = [s for s in members if all(id(other) in inside for other in [*holders[id(s)], *legs[id(s)]])]
-        if len(kept) == len(members):
-            return kept
-        members = kept
+    needs: dict[Session, set[Session]] = {}  # whom a session waits for
+    for s in (*machine.live.values(), *machine.legs):
+        if s.status is Status.joining:
+            needs[s] = {leg for leg in machine.legs if leg.root is s}
+        elif s.waiting is not None:
+            trial = attempt(machine, s.waiting)
+            pools = [machine.pools[place] for place in s.waiting.pools]
+            lacks = [p for p, need in zip(pools, trial.needs) if not p.fits(p.up(need))]
+            if lacks:
+                needs[s] = {holder for pool in lacks for holder in pool.distinct}
+    while any(not others <= needs.keys() for others in needs.values()):
+        needs = {s: others for s, others in needs.items() if others <= needs.keys()}
+    return list(needs)
 
 
 def _waits(machine: Machine, session: Session) -> str:

@@ -655,6 +655,9 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "draws": draws,
     "closed_network": closed_network,
 }
+from generate_control import CONTROL  # noqa: E402
+
+STRUCTURES |= CONTROL
 NAMES = list(STRUCTURES)
 
 

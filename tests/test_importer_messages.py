@@ -59,9 +59,6 @@ def a_run(**fields: Json) -> Callable[[Json], None]:
 SESSION, STEP = "$.blocks[3][0]", "$.stages[0].kind.Step"
 SEEN = f"{SESSION}.Observe[1]"
 REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
-    "fork": (lambda d: insert(d, {"Fork": block_of(d)}), f"{SESSION}.Fork", "a fork"),
-    "join": (inserted("Join"), f"{SESSION}.Join", "a join"),
-    "choose": (inserted({"Choose": {"var": 9, "count": num(2), "key": [at(9)]}}), f"{SESSION}.Choose", "choose"),
     "release": (inserted({"Release": ref(0)}), f"{SESSION}.Release", "release"),
     "load": (inserted({"Load": [ref(0), num(1)]}), f"{SESSION}.Load", "load"),
     "shrink": (inserted({"Shrink": [ref(0), num(1)]}), f"{SESSION}.Shrink", "shrink"),
@@ -87,13 +84,6 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "aggregate": (lambda d: step(d).update(cost={"Agg": ["Count", 0]}), f"{STEP}.cost.Agg", "aggregate"),
     "loaded": (
         lambda d: step(d)["request"].update(reuse=ctx("Loaded")), f"{STEP}.request.reuse.Ctx", "connector"),
-    **{
-        fun: (inserted(see(0, {"Call": [fun, [{"Stage": ref(1)}]]})), f"{SEEN}.Call", fun)
-        for fun in ("EstLambda", "EstRho", "EstWait")
-    },
-    "price": (
-        inserted(see(0, {"Call": ["Price", [{"Stage": ref(1)}, {"Expr": num(1)}, {"Expr": num(1)}]]})),
-        f"{SEEN}.Call", "Price"),
     "trace and sessions": (lambda d: d.update(trace="t.csv"), "$.trace", "cannot be"),
 }  # fmt: skip
 
