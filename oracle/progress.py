@@ -78,7 +78,7 @@ class Progress:
             return Verdict.livelock, self.livelock
         waits = who_waits_for_each_other(machine)
         if any(session.status is Status.joining for session in waits):
-            raise RunError(
+            return Verdict.error, (
                 "the run ends with sessions that wait for each other: "
                 + "; ".join(_waits(machine, session) for session in waits)
                 + ": a hold-and-wait cycle"

@@ -27,6 +27,7 @@ from ir14_builder import (
     cond,
     ctx,
     draw,
+    hold,
     mul,
     neg,
     num,
@@ -106,7 +107,9 @@ def grains(rng: Random, low: float, high: float) -> float:
     return rng.randint(round(low / GRAIN), round(high / GRAIN)) * GRAIN
 
 
-def sessions(rng: Random, count: int, attrs: dict[int, Any], turns: dict[int, Any] | None = None, most: int = 1) -> Json:
+def sessions(
+    rng: Random, count: int, attrs: dict[int, Any], turns: dict[int, Any] | None = None, most: int = 1
+) -> Json:
     rows = []
     for _ in range(count):
         row: Json = {"attrs": [[slot, float(value())] for slot, value in attrs.items()]}
@@ -261,7 +264,8 @@ def fleet(rng: Random, *, form: str, router: str = "queue", stochastic: bool = F
         session = [*turn(), (W, {"While": [at(again), Body([(W, work(tool, draw("Exp", 3.0))), *turn()])]}), (W, "End")]
         return b.finish(rng, {"Poisson": rng.uniform(0.1, 0.4)}, session, turn=draws, horizon=80,
                         warmup=rng.choice([0.0, 10.0]))
-    session = [(W, work(tool, at(start))), *turn(), (W, {"While": [at(MORE), Body([(W, work(tool, at(think))), *turn()])]})]
+    again_ = Body([(W, work(tool, at(think))), *turn()])
+    session = [(W, work(tool, at(start))), *turn(), (W, {"While": [at(MORE), again_]})]
     arrivals = sessions(rng, rng.randint(4, 12), {start: lambda: rng.choice([0, rng.randint(0, 10)])}, {
         p: lambda: rng.randint(1, 50), o: lambda: rng.choice([1, rng.randint(1, 25)]),
         think: lambda: rng.choice([0, 0.5, 2])}, 3)
@@ -333,12 +337,9 @@ def cycle(rng: Random) -> Json:
     tool = b.stage("tool", DELAY)
     seen = b.observe("seen")
     inside = [(S, see(seen, at(v))), (S, work(tool, num(grains(rng, 0.5, 3))))]
-    leg = Body([(S, {"Hold": {"pools": [[ref(mem), of_pool(mem, at(v)), None], [ref(other), of_pool(other, num(1)), None]],
-                              "reuse": None, "cache": None, "lease": None, "body": Body(inside)}})])
+    leg = Body([(S, hold([(mem, at(v), None), (other, num(1), None)], inside))])
     body = [(S, {"Fork": leg}), (S, work(tool, num(grains(rng, 0.5, 2)))), (S, "Join"), (S, see(seen, ctx("Now")))]
-    session = [(S, work(tool, at(start))), (S, {"Hold": {
-        "pools": [[ref(mem), of_pool(mem, at(u)), None]], "reuse": None, "cache": None, "lease": None,
-        "body": Body(body)}})]
+    session = [(S, work(tool, at(start))), (S, hold([(mem, at(u), None)], body))]
     arrivals = sessions(rng, rng.randint(1, 5), {start: lambda: rng.randint(0, 8), u: lambda: rng.randint(0, 4),
                                                  v: lambda: rng.randint(0, 3)})
     return b.finish(rng, arrivals, session, horizon=60)

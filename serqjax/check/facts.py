@@ -253,7 +253,7 @@ def facts_of(program: Program) -> Facts:
 
 
 def draws(node: Any) -> int:
-    """Uniforms that one evaluation of everything in `node` takes at most; -1: an Erlang or a choice without a literal count."""
+    """Uniforms that one evaluation of everything in `node` takes at most; -1: a number of them is computed."""
     total = 0
     for _, part in walk(node):
         if isinstance(part, Sample):

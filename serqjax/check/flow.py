@@ -47,11 +47,11 @@ def _check_legs(index: Index, problems: Problems) -> None:
             here = f"$.states[{index.state_places[states[0].name]}].exit"
             text = f"state `{states[0].name}`: {what}, but no state {other}"
             problems.add(here, text, "every program that forks has a `Join`, and the reverse")
-    legs = _reached(index, [s.exit.leg for s in forks if isinstance(s.exit, Fork)])
+    of_legs = legs(index)
     session = _reached(index, [program.start])
     for i, state in enumerate(program.states):
         here, owner = f"$.states[{i}]", f"state `{state.name}`"
-        if state.name in legs:
+        if state.name in of_legs:
             if isinstance(state.exit, Fork | Join | End):
                 text = f"{owner}: a leg comes to `{type(state.exit).__name__}`"
                 problems.add(f"{here}.exit", text, "a leg ends with `EndLeg`; only the session forks, joins and ends")
@@ -66,6 +66,11 @@ def _check_legs(index: Index, problems: Problems) -> None:
                 if any(program.pools[m].preempt is not None for m in members):
                     text = f"{owner}: forks inside the scope `{scope.name}`, whose pool may preempt"
                     problems.add(f"{here}.exit", text, "a preempted body would fork again: fork outside")
+
+
+def legs(index: Index) -> set[str]:
+    """Names of the states that a leg comes to."""
+    return _reached(index, [s.exit.leg for s in index.program.states if isinstance(s.exit, Fork)])
 
 
 def _reached(index: Index, starts: list[str]) -> set[str]:

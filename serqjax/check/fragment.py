@@ -8,15 +8,17 @@ The program is valid; `oracle/` or a later version may run it.
 from __future__ import annotations
 
 from ..errors import Problem
-from ..ir.expr import Member, PoolState, Price, Sample, StageState
-from ..ir.program import ProcessorSharing, Program
+from ..ir.expr import Num, PoolState, Sample, StageState
+from ..ir.program import Choose, ProcessorSharing, Program, Run
+from ..ir.structure import walk
 from .facts import erlang_stages
-from .index import Index, Problems, spell
-from .positions import nodes, positions, references
+from .flow import legs
+from .index import Index, Problems
+from .positions import nodes, positions
+from .values import chosen_from
 
 DEEPEST = 4
 MOST_ERLANG = 64
-_ESTIMATES = ("EstLambda", "EstRho", "EstWait")
 
 
 def unsupported(program: Program) -> list[Problem]:
@@ -36,19 +38,21 @@ def unsupported(program: Program) -> list[Problem]:
     for i, state in enumerate(program.states):
         if getattr(state.exit, "deadline", None) is not None:
             _refuse(problems, f"$.states[{i}].exit.deadline", f"state `{state.name}`", "deadlines")
-    for reference in references(program):
-        if isinstance(reference.resource, Member):
-            computed = index.number(reference.resource.index) is None
-            text = f"a {'computed member' if computed else 'member by index'} of `{spell(reference.resource)}`"
-            _refuse(problems, f"{reference.path}.index", reference.owner, text)
+        for j, op in enumerate(state.ops):
+            if isinstance(op, Choose) and not isinstance(op.count, Num):
+                where, path = f"state `{state.name}`", f"$.states[{i}].ops[{j}]"
+                if not chosen_from(op):
+                    _refuse(problems, f"{path}.count", where, "a computed count of a choice whose keys index no array")
+                elif any(isinstance(node, Sample) for key in op.keys for _, node in walk(key)):
+                    _refuse(problems, f"{path}.count", where, "a computed count of a choice whose keys draw")
+    for i, state in enumerate(program.states):
+        if state.name in legs(index) and isinstance(state.exit, Run):
+            if any(index.is_step(m) for m in index.stage_members(state.exit.stage)):
+                _refuse(problems, f"$.states[{i}].exit.stage", f"state `{state.name}`", "legs on a step stage")
     for position in positions(program):
         where = f"{position.owner}: {position.what}"
         for path, node in nodes(position):
-            if isinstance(node, Price):
-                _refuse(problems, path, where, "`Price`")
-            elif isinstance(node, StageState) and node.fun in _ESTIMATES:
-                _refuse(problems, path, where, f"`{node.fun}`")
-            elif isinstance(node, PoolState) and position.moment == "release":
+            if isinstance(node, PoolState) and position.moment == "release":
                 _refuse(problems, path, where, f"`{node.fun}` in `keep` (the pool is being given back)")
             elif isinstance(node, PoolState) and position.moment == "evict" and node.fun in ("CachedIn", "Allocated"):
                 _refuse(problems, path, where, f"`{node.fun}` of an entry's owner")

@@ -20,6 +20,7 @@ from ..ir.itl import edges
 from ..ir.program import Fifo
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
+from . import estimates
 from .access import FAR, SLOT_BITS, append_rows, least, load, lookup, pack, rint, store, unpack_slot, whole
 from .expr import Value
 from .faults import Fault
@@ -153,6 +154,7 @@ def advance(w: Lane) -> None:
     to_come = w.next_arrive < FAR
     empty = (w.live == 0) & ~to_come
     drained = empty & (w.job.limit < FAR)
+    quiet = (kind == 0) if w.has("legs") else jnp.bool_(True)  # no leg runs on without its session
     stuck = (kind == 0) & (w.live > 0)
     stopped = w.job.stop & (stuck | w.livelock)
     over = (kind == 0) | (tick > w.job.horizon) | (~bounded & w.livelock)
@@ -164,7 +166,7 @@ def advance(w: Lane) -> None:
     verdict = jnp.where(
         w.livelock,
         Verdict.livelock,
-        jnp.where(empty, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
+        jnp.where(empty & quiet, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
     )
     w.pick(finish, verdict=verdict.astype(jnp.int32), end_tick=until)
     go = on & ~finish
@@ -216,6 +218,8 @@ def wake_up(w: Lane, slot: Array, mask: Array) -> None:
     w.put("stage", slot, -1, mask)
     began = load(w.served, slot) if w.has("served") else entered
     finish_job(w, stage, mask, began - entered, w.now - began)
+    if w.has("est_gap"):
+        estimates.feed(w, stage, began, began - entered, w.now - began, mask)
     w.make_ready(slot, mask)
     if w.has("busy"):
         free_server(w, stage, mask)
@@ -269,6 +273,8 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
         w.pick(jnp.any(token), watching=False, seen_n=0)
     w.preempted = w.preempted & ~token
     record_tokens(w, stage, token, decode)
+    if w.has("est_gap"):
+        estimates.feed_in_list_order(w, stage, done)
     n_done = jnp.sum(done)
     kept = mask & w.warm
     w.add_at("number", stage, -n_done, mask)

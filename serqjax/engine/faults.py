@@ -20,6 +20,10 @@ class Fault(IntEnum):
     ownership = 9
     no_hold = 10
     seats = 11
+    member = 12
+    same_member = 13
+    count = 14
+    live_leg = 15
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -46,5 +50,18 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     ),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),
+    Fault.member: (
+        Verdict.error,
+        "session {serial}: an index of `{array}` is not a whole number from 0 to {last}",
+    ),
+    Fault.same_member: (
+        Verdict.error,
+        "session {serial}: two parts of the hold `{scope}` name one member: a hold takes each pool once",
+    ),
+    Fault.count: (Verdict.error, "session {serial}: the count of a choice is not a whole number, at state `{state}`"),
+    Fault.live_leg: (
+        Verdict.error,
+        "session {serial} ends while a leg it forked runs: join before the end, at state `{state}`",
+    ),
     Fault.no_hold: (Verdict.error, "session {serial}: growth of pool `{pool}` outside a hold of it"),
 }

@@ -13,17 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ..check.values import chosen_from
+from ..ir.expr import Expr, Member, Num, Resource
 from ..ir.program import (
     Batch,
     Branch,
+    Choose,
     Closed,
     Delay,
     Drop,
     End,
+    EndLeg,
     Enter,
     Fifo,
+    Fork,
     Goto,
     Grow,
+    Join,
     Leave,
     Listed,
     Observe,
@@ -36,15 +42,18 @@ from ..ir.program import (
     Step,
     Turn,
 )
+from ..ir.structure import walk
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
 from .access import FAR, SLOT_BITS, any_of, choose, load, lookup, pack, store_column, unpack_slot, whole
 from .clock import schedule_wake
-from .expr import Env, Value, evaluate
+from .expr import Draws, Env, Value, evaluate, select
 from .faults import Fault
-from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .holds import innermost, table
+from .lane import END, END_LEG, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .plan import draws_in
 from .uniforms import cursor, turn_cursor
-from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state
+from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, stray
 
 # ---------------------------------------------------------------- start
 
@@ -115,6 +124,9 @@ def spawn(w: Lane) -> None:
     if w.has("own"):
         w.put("own", slot, 0, on)
     w.put("ready_at", slot, -1, on)
+    if w.has("legs"):
+        for name, value in (("root", -1), ("leg", -1), ("legs", 0), ("forks", 0), ("joining", False)):
+            w.put(name, slot, value, on)
     if w.has("adm"):
         w.put("adm", slot, NEVER_ADMITTED, on)
     w.put("script", slot, script, on)
@@ -209,17 +221,27 @@ def run_op(
             attrs.set(name, evaluate(value, env, on), on)
         case Observe(_, value):
             turn = attrs.get("turn_no") if "turn_no" in w.plan.attr_index else turns
-            sites.add(jnp.asarray(turn), evaluate(value, env, on), on)
+            seen = evaluate(value, env, on)
+            sites.add(jnp.asarray(turn), seen, on & (w.fault == 0) if may_fail(op) else on)
         case Require(test, _):
             place = w.plan.requires.index(op)
             w.fail(on & (evaluate(test, env, on) == 0.0), Fault.require, slot, place)
         case Drop(ref):
-            pool = w.plan.pool(ref)
-            if w.plan.caching[pool]:
-                index, size = own_entry(w, pool, slot)
-                gone = on & (index >= 0)
-                w.put("entry_size", index, 0.0, gone)
-                w.add("cached", pool, -size, gone)
+            members = w.plan.pools_of(ref)
+            chosen = None if isinstance(ref, str) else env.member(ref, members, on)
+            for i, pool in enumerate(members):
+                if w.plan.caching[pool]:
+                    index, size = own_entry(w, pool, slot)
+                    gone = on & (index >= 0) & (w.fault == 0)
+                    if chosen is not None:
+                        gone = gone & (chosen == i)
+                    w.put("entry_size", index, 0.0, gone)
+                    w.add("cached", pool, -size, gone)
+
+
+def may_fail(op: Op) -> bool:
+    """Whether an op may end the run: then nothing happens after it."""
+    return isinstance(op, (Require, Choose)) or any(isinstance(node, Member) for _, node in walk(op))
 
 
 def plan_implicit(state: State, turn: Turn) -> bool:
@@ -254,6 +276,7 @@ class Pass:
         self.run_stage, self.run_mode, self.run_column = none, jnp.int32(0), none
         self.run_work = jnp.float64(0.0)
         self.grow_pool, self.grow_units = none, jnp.float64(0.0)
+        self.fork_state, self.join, self.leg_ends = none, false, false
         self.responded = false
         self.stored: dict[object, Value] = {}
         self.fence()
@@ -269,12 +292,13 @@ class Pass:
             pool=pool_state(self.w, self.slot),
             stage=stage_state(self.w),
             draw=self.own_draws.take,
+            stray=stray(self.w, self.slot),
         )
 
     #: What a state may change, besides attributes.
     REGISTERS = (
         "on", "pc", "turns", "blocked", "again", "leave", "end", "enter_scope", "run_stage", "run_mode",
-        "run_column", "run_work", "grow_pool", "grow_units", "responded", "own_left",
+        "run_column", "run_work", "grow_pool", "grow_units", "fork_state", "join", "leg_ends", "responded", "own_left",
     )  # fmt: skip
 
     def fence(self) -> None:
@@ -311,12 +335,9 @@ class Pass:
                 self.on = self.on & ((self.pc != i) | here)
             before, nth = self.own_draws.at, 0
             for op in state.ops:
-                if isinstance(op, Require):
-                    run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
-                    here = here & (self.w.fault == 0)  # nothing happens after an error
-                    self.on = self.on & (self.w.fault == 0)
-                    continue
-                if isinstance(op, Turn):
+                if isinstance(op, Choose):
+                    self.choose(op, i, here)
+                elif isinstance(op, Turn):
                     self.turn(here, plan_implicit(state, op), nth)
                     nth += 1
                 elif isinstance(op, Respond):
@@ -324,9 +345,56 @@ class Pass:
                     self.responded = self.responded | here
                 else:
                     run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
+                if may_fail(op):
+                    here = here & (self.w.fault == 0)  # nothing happens after an error
+                    self.on = self.on & (self.w.fault == 0)
             self.exit(i, state.exit, here)
             self.own_left = self.own_left - (self.own_draws.at - before)
             self.fence()
+
+    def choose(self, op: Choose, i: int, here: Array) -> None:
+        """The member with the least keys: all at once, one after the other where keys draw."""
+        plan, slot, bound = self.plan, self.slot, self.plan.choices(op)
+        draws = bool(draws_in(op.keys))
+
+        def decide(w: Lane) -> tuple[Array, Array]:
+            own = Draws(self.own_draws.row, self.own_draws.at)
+
+            def env(member: Value) -> Env:
+                return Env(
+                    plan, w.job.numbers, attr=lambda name: member if name == op.attr else self.attrs.get(name),
+                    ctx={"Now": lambda: now_s(w)}, pool=pool_state(w, slot), stage=stage_state(w), draw=own.take,
+                    stray=stray(w, slot),
+                )  # fmt: skip
+
+            literal = isinstance(op.count, Num) and op.count.value < 0
+            count = jnp.float64(bound)
+            if not literal:
+                count = jnp.asarray(evaluate(op.count, env(self.attrs.get(op.attr)), here))
+                w.fail(here & ~((count >= 0.0) & (count == jnp.floor(count))), Fault.count, slot, i)
+                for array, (_, members) in enumerate(plan.arrays):
+                    if members in [plan.pools_of(ref) if k == "pool" else plan.stages_of(ref)
+                                   for k, ref in chosen_from(op)]:  # fmt: skip
+                        w.fail(here & (count > len(members)), Fault.member, slot, array)
+            if not bound:
+                return jnp.float64(0.0), own.at
+            places = jnp.arange(bound)
+            live = places < count
+            if draws:
+                rows = []
+                for j in range(bound):
+                    here_j = here & live[j]
+                    rows.append([evaluate(key, env(jnp.float64(j)), here_j) for key in op.keys])
+                keys = [jnp.stack([jnp.asarray(row[k]) for row in rows]) for k in range(len(op.keys))]
+            else:
+                each = env(places.astype(jnp.float64))
+                keys = [evaluate(key, each, here & live) for key in op.keys]
+            found, row = select(keys, places.astype(jnp.int64), live)
+            return jnp.where(found, row, 0).astype(jnp.float64), own.at
+
+        best, at = self.w.only(here, decide, (jnp.float64(0.0), self.own_draws.at))
+        self.attrs.set(op.attr, best, here)
+        self.own_draws.at = at
 
     def turn(self, here: Array, implicit: bool, nth: int) -> None:
         """The next turn: count it, take the scripted attributes, draw the workload's.
@@ -392,11 +460,11 @@ class Pass:
                 self.enter_scope = jnp.where(here, scope, self.enter_scope)
                 self.block(here)
             case Run(stage, mode, work, then, grows, _):
-                self.run_on(i, plan.stage(stage), mode, work, grows, here)
+                self.run_on(i, stage, mode, work, grows, here)
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
             case Grow(ref, units, then, _):
-                pool = plan.pool(ref)
                 value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
+                pool = self.place(ref, plan.pools_of(ref), here)
                 self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
                 self.grow_pool = jnp.where(here, pool, self.grow_pool)
                 self.grow_units = jnp.where(here, value, self.grow_units)
@@ -406,14 +474,40 @@ class Pass:
                 self.leave = self.leave | here
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here
+            case Fork(leg, then):
+                # the leg starts in this turn; the session goes on in the next
+                self.fork_state = jnp.where(here, plan.state_index[leg], self.fork_state)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
+            case Join(then):
+                waits = here & (load(w.legs, self.slot) > 0)
+                self.join = self.join | waits
+                self.jump(i, then, here)
+                self.block(waits)
+            case EndLeg():
+                self.leg_ends = self.leg_ends | here
+                self.block(here)
             case End():
+                if w.has("legs"):
+                    early = here & (load(w.legs, self.slot) > 0)
+                    w.fail(early, Fault.live_leg, self.slot, i)
+                    self.on, here = self.on & ~early, here & ~early
                 self.end = self.end | here
                 self.block(here)
 
-    def run_on(self, i: int, stage: int, mode: str, work: object, grows: object, here: Array) -> None:
+    def place(self, ref: Resource, members: tuple[int, ...], here: Array) -> Value:
+        """The pool or stage that a reference means."""
+        if isinstance(ref, str):
+            return members[0]
+        return table(members)[self.env().member(ref, members, here)]
+
+    def run_on(
+        self, i: int, ref: Resource, mode: str, work: Expr, grows: Resource | None, here: Array
+    ) -> None:
         """Enter a stage, or go to the end of the ready list when there is nothing to do."""
         w, plan = self.w, self.plan
-        value = amount(w, evaluate(work, self.env(), here), here, Fault.bad_amount, self.slot, i)  # type: ignore[arg-type]
+        value = amount(w, evaluate(work, self.env(), here), here, Fault.bad_amount, self.slot, i)
+        stage = self.place(ref, plan.stages_of(ref), here)
         self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
         nothing = here & (value <= 0.0)
         enters = here & (value > 0.0)
@@ -428,8 +522,8 @@ class Pass:
         self.run_work = jnp.where(enters, value, self.run_work)
         self.run_mode = jnp.where(enters, 1 if mode == "Decode" else 0, self.run_mode)
         if grows is not None and w.has("scope"):
-            pool = plan.pool(grows)  # type: ignore[arg-type]
-            column = jnp.asarray(plan.innermost)[load(w.scope, self.slot), pool]
+            pool = self.place(grows, plan.pools_of(grows), enters)
+            column = innermost(w, self.slot, load(w.scope, self.slot), pool)
             w.fail(enters & (column < 0), Fault.no_hold, self.slot, pool)
             self.run_column = jnp.where(enters, column, self.run_column)
         self.block(here)
@@ -438,7 +532,7 @@ class Pass:
 
     def save(self) -> None:
         """Write the session back and carry out how the pass ended."""
-        w, plan, slot = self.w, self.plan, self.slot
+        w, slot = self.w, self.slot
         on = self.entered
         self.attrs.save(on)
         self.sites.save(on, self.serial)
@@ -452,12 +546,16 @@ class Pass:
             w.pick(on & (self.enter_scope >= 0), join=slot, join_scope=self.enter_scope, join_how=NEWCOMER)
         if w.has("grow"):
             grows = on & (self.grow_pool >= 0)
-            column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(self.grow_pool, 0)]
+            column = innermost(w, slot, load(w.scope, slot), jnp.maximum(self.grow_pool, 0))
             w.fail(grows & (column < 0), Fault.no_hold, slot, self.grow_pool)
             w.pick(
                 grows & (column >= 0),
                 grow=slot, grow_how=GROW, grow_pool=self.grow_pool, grow_column=column, grow_units=self.grow_units,
             )  # fmt: skip
+        if w.has("legs"):
+            w.pick(on & (self.fork_state >= 0), fork=slot, fork_state=self.fork_state)
+            w.put("joining", slot, True, on & self.join)
+            w.pick(on & self.leg_ends, unwind=slot, unwind_how=END_LEG)
         self.enter_stage(on & (self.run_stage >= 0))
         w.pick(on & self.blocked, cur=-1)
 

@@ -5,6 +5,7 @@
     pop          make the first of the ready list the current session;  find it a seat if it may enter a step stage
     draw         the random numbers that it, the next arrival or the next iteration can need
     run          the current session, from its blocking point to the next
+    fork         start a leg
     give back    close one scope of a session that leaves, ends or is preempted
     join         put it into a line
     settle       when nobody is ready: try every pool, then start iterations
@@ -26,7 +27,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, clock, memory, planner, seats, session, window
+from . import admission, clock, legs, memory, planner, seats, session, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -69,6 +70,8 @@ def turn(
         w.only(seats.needs_seat(w), seats.take_seat)
     draw_ahead(w, session.runs(w))
     w.only(session.runs(w), session.run_current)
+    if plan.has_legs:
+        w.only(w.fork >= 0, legs.fork)
     w.only(w.unwind >= 0, memory.give_back)
     if plan.has_holds:
         w.only(w.join >= 0, memory.join_line)
