@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from ..errors import Problem
 from ..ir.expr import Num, PoolState, Sample, StageState
-from ..ir.program import Choose, ProcessorSharing, Program, Run
+from ..ir.program import Choose, ProcessorSharing, Program
 from ..ir.structure import walk
 from .facts import erlang_stages
-from .flow import legs
 from .index import Index, Problems
 from .positions import nodes, positions
 from .values import chosen_from
@@ -45,10 +44,6 @@ def unsupported(program: Program) -> list[Problem]:
                     _refuse(problems, f"{path}.count", where, "a computed count of a choice whose keys index no array")
                 elif any(isinstance(node, Sample) for key in op.keys for _, node in walk(key)):
                     _refuse(problems, f"{path}.count", where, "a computed count of a choice whose keys draw")
-    for i, state in enumerate(program.states):
-        if state.name in legs(index) and isinstance(state.exit, Run):
-            if any(index.is_step(m) for m in index.stage_members(state.exit.stage)):
-                _refuse(problems, f"$.states[{i}].exit.stage", f"state `{state.name}`", "legs on a step stage")
     for position in positions(program):
         where = f"{position.owner}: {position.what}"
         for path, node in nodes(position):

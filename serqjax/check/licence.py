@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from ..ir.expr import Binary, Ctx, Expr, Member, PoolState, Price, Resource, Sample, StageState, Unary
 from ..ir.fixed import stage_form
-from ..ir.program import Pool, Program, Run, Stage, Step, is_lru
+from ..ir.program import Fork, Pool, Program, Run, Stage, Step, is_lru
 from ..ir.structure import walk
-from .index import spell
+from .flow import legs
+from .index import Index, spell
 
 #: Context variables of a step stage that stand still while its composition does.
 STILL = frozenset({"Nres", "Ndec", "Ntok", "Npre", "Decoding", "Admission", "Requeued"})
@@ -77,6 +78,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
     fixed = stage_form(program, kind) is not None if fixed_point is None else fixed_point
     obstacles = [
         *_of_plan(kind, f"$.stages[{stage}].kind", fixed),
+        *_of_legs(program, f"$.stages[{stage}]"),
         *_of_growth(pools, f"$.stages[{stage}]"),
         *(_of_eviction(program, pool) if pool >= 0 else ()),
         *_of_head(program, program.stages[stage].name),
@@ -107,6 +109,25 @@ def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
             yield Obstacle(("windows",), f"{at}.cost{path}", why)
     if kind.serve.keys:
         yield Obstacle(("at_once",), f"{at}.serve.keys", "residents are served in an order of their own")
+
+
+def _of_legs(program: Program, at: str) -> Iterator[Obstacle]:
+    if runs_legs_on_steps(program):
+        yield Obstacle(("windows",), at, "a resident may be a leg, whose tokens the client of its session counts")
+
+
+def runs_legs_on_steps(program: Program) -> bool:
+    """Whether a leg runs on a step stage."""
+    if not any(isinstance(state.exit, Fork) for state in program.states):
+        return False
+    index = Index(program)
+    runs = [index.states[name].exit for name in legs(index)]
+    # of an array any member: in a skeleton no number tells which
+    return any(
+        isinstance(run, Run) and isinstance(stage.kind, Step) and _may_be(run.stage, stage)
+        for run in runs
+        for stage in program.stages
+    )
 
 
 def _of_growth(pools: list[int | None], at: str) -> Iterator[Obstacle]:

@@ -20,7 +20,7 @@ from ..ir.itl import edges
 from ..ir.program import Fifo
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
-from . import estimates
+from . import estimates, legs
 from .access import FAR, SLOT_BITS, append_rows, least, load, lookup, pack, rint, store, unpack_slot, whole
 from .expr import Value
 from .faults import Fault
@@ -182,7 +182,14 @@ def advance(w: Lane) -> None:
 
 def when_iteration_ends(w: Lane, stage: Array, mask: Array) -> None:
     """`end_iteration`, skipped where no instance of the batch needs it."""
-    w.only(mask, lambda w: w.residents(lambda w: end_iteration(w, stage, mask)))
+
+
+    def ends(w: Lane) -> None:
+        seen = w.residents(lambda w: end_iteration(w, stage, mask))
+        if w.plan.leg_engines:
+            legs.count_tokens(w, *seen)
+
+    w.only(mask, ends)
 
 
 def arrive(w: Lane, mask: Array) -> None:
@@ -242,8 +249,11 @@ def start_service(w: Lane, slot: Array, work_s: Array, mask: Array) -> None:
     schedule_wake(w, slot, work_s, mask)
 
 
-def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
-    """Take the tokens of an iteration, count and time them, and let finished jobs go in list order."""
+def end_iteration(w: Lane, stage: Array, mask: Array) -> tuple[Array, Array, Array, Array]:
+    """Take the tokens of an iteration, count and time them, and let finished jobs go in list order.
+
+    **Returns:** `[rows]` each: who had a token, whether a next one, whether a decode's, and their list order.
+    """
     began = w.stage_began[jnp.maximum(stage, 0)]
     here = mask & (w.stage == stage) & (w.give_key >= 0)
     work = jnp.where(here, w.work - w.given, w.work)
@@ -256,8 +266,9 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     gap = w.now - w.last
     w.work = work
     count_gaps(w, stage, following & (w.last >= 0) & w.warm, gap, began)
+    key = w.give_key
     # the client: the first token is pending until something confirms it
-    counts = token & w.open
+    counts = token & w.open if not w.plan.leg_engines else token & False
     known = counts & (w.confirmed >= 0)
     confirms = counts & ~known & following & (w.first >= 0)
     replaces = counts & ~known & ~confirms
@@ -291,6 +302,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.stage_listed = jnp.where(hot, 0, w.stage_listed)
     w.stage_decodes = jnp.where(hot, 0, w.stage_decodes)
     w.stage_prefills = jnp.where(hot, 0, w.stage_prefills)
+    return token, following, decode, key
 
 
 #: Keys of rows to come, the ready list, confirmation orders, the next number of both.

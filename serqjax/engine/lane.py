@@ -265,6 +265,8 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "fork": full((), -1, i32),  # session that forks now, and where its leg starts
             "fork_state": full((), -1, i32),
         }
+    if plan.leg_engines:
+        state["client_last"] = full((S,), -1, i64)  # latest token of a session and its legs; `last` is each one's own
     if any(plan.estimated):
         # online estimates, seconds; NaN before the first
         state |= {

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..check.licence import Licence, licence
+from ..check.licence import Licence, licence, runs_legs_on_steps
 from ..check.values import chosen_from
 from ..errors import Problem, ProgramError
 from ..ir.expr import Ctx, Inf, Num, Price, Resource, Sample, StageState, Unary
@@ -179,6 +179,11 @@ class Plan:
     @functools.cached_property
     def has_legs(self) -> bool:
         return any(isinstance(state.exit, Fork) for state in self.states)
+
+    @functools.cached_property
+    def leg_engines(self) -> bool:
+        """Whether legs run on step stages, so that their tokens count for the client of another session."""
+        return runs_legs_on_steps(self.skeleton)
 
     def choices(self, op: Choose) -> int:
         """Most members that a choice compares: its count, or the size of the arrays that its keys index."""

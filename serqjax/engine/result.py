@@ -317,9 +317,10 @@ def request_rows(plan: Plan, s: dict[str, np.ndarray], rows: np.ndarray) -> dict
     table = rows.astype(np.int64, copy=False).reshape(-1, len(REQUEST_COLUMNS))
     live = np.nonzero((s["pc"] >= 0) & s["open"])[0]
     left = np.full((len(live), len(REQUEST_COLUMNS)), -1, np.int64)
+    last = "client_last" if "client_last" in s else "last"
     for name, source in (
         ("serial", "serial"), ("turn", "turns"), ("sent", "sent"), ("first", "first"), ("confirmed", "confirmed"),
-        ("confirm_order", "confirm_order"), ("last", "last"), ("tokens", "tokens"), ("start_order", "start_order"),
+        ("confirm_order", "confirm_order"), ("last", last), ("tokens", "tokens"), ("start_order", "start_order"),
     ):  # fmt: skip
         left[:, COLUMN[name]] = s[source][live]
     if "line" in s:

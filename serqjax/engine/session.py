@@ -45,6 +45,7 @@ from ..ir.program import (
 from ..ir.structure import walk
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
+from . import legs
 from .access import FAR, SLOT_BITS, any_of, choose, load, lookup, pack, store_column, unpack_slot, whole
 from .clock import schedule_wake
 from .expr import Draws, Env, Value, evaluate, select
@@ -152,6 +153,8 @@ def open_request(w: Lane, slot: Array, mask: Value) -> None:
         ("confirm_order", -1), ("last", -1), ("tokens", 0),
     ):  # fmt: skip
         w.put(name, slot, value, mask)
+    if w.has("client_last"):
+        w.put("client_last", slot, -1, mask)
     if w.has("decoded"):
         w.put("decoded", slot, False, mask)
         w.put("preempted", slot, False, mask)
@@ -170,10 +173,11 @@ def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
     w.put("confirm_order", slot, w.order_seq, late)
     order = w.order_seq + 1
     w.order_seq = w.order_seq + 2 * mask
+    last = w.client_last if w.has("client_last") else w.last
     values = {
         "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "first": first,
         "confirmed": load(w.confirmed, slot), "confirm_order": load(w.confirm_order, slot),
-        "last": load(w.last, slot), "tokens": load(w.tokens, slot), "responded": w.now,
+        "last": load(last, slot), "tokens": load(w.tokens, slot), "responded": w.now,
         "respond_order": order, "status": status, "start_order": load(w.start_order, slot),
     }  # fmt: skip
     w.put_row("requests", w.requests_n, [values[name] for name in REQUEST_COLUMNS], mask)
@@ -512,10 +516,13 @@ class Pass:
         nothing = here & (value <= 0.0)
         enters = here & (value > 0.0)
         if mode == "Decode":
-            first = load(w.first, self.slot)
-            confirm = here & load(w.open, self.slot) & (first == w.now) & (load(w.confirmed, self.slot) < 0)
-            w.put("confirmed", self.slot, w.now, confirm)
-            w.put("confirm_order", self.slot, w.order_seq, confirm)
+            row = legs.client(w, self.slot) if w.has("client_last") else self.slot
+            first = load(w.first, row)
+            confirm = here & load(w.open, row) & (first == w.now) & (load(w.confirmed, row) < 0)
+            if w.has("client_last"):
+                confirm = confirm & (row >= 0)
+            w.put("confirmed", row, w.now, confirm)
+            w.put("confirm_order", row, w.order_seq, confirm)
             w.order_seq = w.order_seq + confirm
         self.again = self.again | nothing
         self.run_stage = jnp.where(enters, stage, self.run_stage)
