@@ -45,6 +45,7 @@ from .ir.expr import (
 from .ir.program import (
     Arrival,
     Attribute,
+    Choose,
     Let,
     Observe,
     Op,
@@ -265,6 +266,10 @@ class Builder:
         if name not in self._observes:
             self._observes.append(name)
         return Observe(name, self(value))
+
+    def choose(self, attr: str, count: Text, *keys: Text) -> Choose:
+        """`attr` becomes the j below `count` with the least keys, which read it: `choose("j", 3, "Queue(rep[j])")`."""
+        return Choose(self._known(attr), self(count), tuple(self(key) for key in keys))
 
     # ------------------------------------------------------------ the program
 

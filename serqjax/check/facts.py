@@ -262,7 +262,7 @@ def draws(node: Any) -> int:
                 return -1
             total += k
         elif isinstance(part, Choose) and (each := draws(part.keys)):
-            if each < 0 or not isinstance(part.count, Num):
+            if each < 0 or not isinstance(part.count, Num) or not 0.0 <= part.count.value < 2.0**31:
                 return -1
             total += each * (int(part.count.value) - 1)  # its keys are walked once anyway
     return total

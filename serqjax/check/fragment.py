@@ -10,14 +10,14 @@ from __future__ import annotations
 from ..errors import Problem
 from ..ir.expr import Num, PoolState, Sample, StageState
 from ..ir.program import Choose, ProcessorSharing, Program
-from ..ir.structure import walk
-from .facts import erlang_stages
+from .facts import draws, erlang_stages
 from .index import Index, Problems
 from .positions import nodes, positions
 from .values import chosen_from
 
 DEEPEST = 4
 MOST_ERLANG = 64
+MOST_CHOICES, MOST_DRAWS = 4096, 512
 
 
 def unsupported(program: Program) -> list[Problem]:
@@ -38,12 +38,8 @@ def unsupported(program: Program) -> list[Problem]:
         if getattr(state.exit, "deadline", None) is not None:
             _refuse(problems, f"$.states[{i}].exit.deadline", f"state `{state.name}`", "deadlines")
         for j, op in enumerate(state.ops):
-            if isinstance(op, Choose) and not isinstance(op.count, Num):
-                where, path = f"state `{state.name}`", f"$.states[{i}].ops[{j}]"
-                if not chosen_from(op):
-                    _refuse(problems, f"{path}.count", where, "a computed count of a choice whose keys index no array")
-                elif any(isinstance(node, Sample) for key in op.keys for _, node in walk(key)):
-                    _refuse(problems, f"{path}.count", where, "a computed count of a choice whose keys draw")
+            if isinstance(op, Choose):
+                _choice(problems, f"$.states[{i}].ops[{j}].count", f"state `{state.name}`", op)
     for position in positions(program):
         where = f"{position.owner}: {position.what}"
         for path, node in nodes(position):
@@ -64,6 +60,20 @@ def unsupported(program: Program) -> list[Problem]:
                 elif k > MOST_ERLANG:
                     _refuse(problems, path, where, f"an Erlang draw of {k} stages (at most {MOST_ERLANG})")
     return list(problems)
+
+
+def _choice(problems: Problems, path: str, owner: str, op: Choose) -> None:
+    """Members are compared at once, so that their number must be known when a program is compiled."""
+    drawn = draws(op.keys)
+    if not isinstance(op.count, Num):
+        if drawn:
+            _refuse(problems, path, owner, "a computed count of a choice whose keys draw")
+        elif not chosen_from(op):
+            _refuse(problems, path, owner, "a computed count of a choice whose keys index no array")
+    elif op.count.value > MOST_CHOICES:
+        _refuse(problems, path, owner, f"a choice among {op.count.value:g} (at most {MOST_CHOICES})")
+    elif op.count.value * drawn > MOST_DRAWS:
+        _refuse(problems, path, owner, f"a choice that draws {op.count.value * drawn:g} times (at most {MOST_DRAWS})")
 
 
 def _refuse(problems: Problems, path: str, owner: str, what: str) -> None:

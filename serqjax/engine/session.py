@@ -376,10 +376,10 @@ class Pass:
             if not literal:
                 count = jnp.asarray(evaluate(op.count, env(self.attrs.get(op.attr)), here))
                 w.fail(here & ~((count >= 0.0) & (count == jnp.floor(count))), Fault.count, slot, i)
-                for array, (_, members) in enumerate(plan.arrays):
-                    if members in [plan.pools_of(ref) if k == "pool" else plan.stages_of(ref)
-                                   for k, ref in chosen_from(op)]:  # fmt: skip
-                        w.fail(here & (count > len(members)), Fault.member, slot, array)
+                for kind, ref in chosen_from(op):
+                    members = plan.pools_of(ref) if kind == "pool" else plan.stages_of(ref)
+                    array = plan.arrays.index((ref.array, members))
+                    w.fail(here & (count > len(members)), Fault.member, slot, array)
             if not bound:
                 return jnp.float64(0.0), own.at
             places = jnp.arange(bound)

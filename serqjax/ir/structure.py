@@ -47,7 +47,7 @@ def walk(node: Any, place: str = "$") -> Iterator[tuple[str, Any]]:
 
 
 def _whole(count: float) -> bool:
-    return count >= 0.0 and count == int(count)
+    return 0.0 <= count < 2.0**53 and count == int(count)
 
 
 def number(program: Program, node: Num | Param | Inf | None) -> float | None:
