@@ -187,10 +187,10 @@ def test_wrong_shapes_are_named_with_their_place(name: str) -> None:
 def test_all_problems_come_at_once() -> None:
     tree = base() | {"horizon": 0, "gauges": [{"name": "g"}]}
     tree["pools"][0]["cap"] = -1
-    insert(tree, "Join")
+    insert(tree, "Jion")
     insert(tree, see(0, at(99)))
     assert [p.path for p in told(tree).problems] == [
-        "$.gauges", "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1].Join", "$.horizon"
+        "$.gauges", "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1]", "$.horizon"
     ]  # fmt: skip
 
 
