@@ -16,7 +16,7 @@ from ..report.raw import Action
 from .access import FAR, least, load, load_at, pack, store, store_at, whole
 from .expr import Env, Value, evaluate, select
 from .faults import Fault
-from .holds import caches, held_outside, innermost, table, take_of
+from .holds import caches, innermost, outermost, table, take_of
 from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
 from .memory import act_at, attr_set
 from .views import (
@@ -568,7 +568,7 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
         w.s["alloc"] = store_at(w.alloc, column, slot, w.ask_units[pool], here)
         w.s["pos"] = store_at(w.pos, column, slot, w.ask_own[pool], here)
         w.add("admissions", pool, 1, here)
-        w.add("holders", pool, 1, here & ~held_outside(w, slot, scope, pool))
+        w.add("holders", pool, 1, here & outermost(w, slot, scope, pool))
     w.s["grown"] = store_at(w.grown, depth, slot, False, on)
     if w.has("hold_seq"):
         for pool, some in enumerate(taken):

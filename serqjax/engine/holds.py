@@ -103,14 +103,14 @@ def innermost(w: Lane, slot: Array | None, scope: Array, pool: Any) -> Array:
     return column.astype(jnp.int32)
 
 
-def held_outside(w: Lane, slot: Array, scope: Array, pool: int) -> Array:
-    """Whether a scope around `scope` holds a pool too."""
+def outermost(w: Lane, slot: Array, scope: Array, pool: int) -> Array:
+    """Whether no scope around `scope` holds a pool too."""
     plan = w.plan
     parents = plan.scope_table(lambda s: s.parent)
     if plan.computed_holds:
-        return innermost(w, slot, table(parents)[jnp.maximum(scope, 0)], pool) >= 0
-    outside = [s.parent >= 0 and bool(plan.innermost[s.parent, pool] >= 0) for s in plan.scopes] or [False]
-    return table(outside)[jnp.maximum(scope, 0)]
+        return innermost(w, slot, table(parents)[jnp.maximum(scope, 0)], pool) < 0
+    alone = [s.parent < 0 or bool(plan.innermost[s.parent, pool] < 0) for s in plan.scopes] or [True]
+    return table(alone)[jnp.maximum(scope, 0)]
 
 
 def places(w: Lane, slot: Array, scope: Array, env: Env, on: Array) -> list[Array]:

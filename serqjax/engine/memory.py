@@ -13,7 +13,7 @@ from ..report.raw import Action, RequestStatus
 from .access import FAR, either, least, load, load_at, pack, store, store_at
 from .expr import Env, Value, evaluate
 from .faults import Fault
-from .holds import held_outside, places, table, take_of, taken
+from .holds import outermost, places, table, take_of, taken
 from .lane import END, END_LEG, HEAD, LEAVE, PREEMPT, REJECT, TAIL, Lane
 from .legs import finish_leg, orphan
 from .session import close_request
@@ -121,7 +121,7 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         alloc, here, kept = w.fence(alloc, here, kept)
         w.add("used", pool, -alloc, here)
-        w.add("holders", pool, -1, here & ~held_outside(w, slot, scope, pool))
+        w.add("holders", pool, -1, here & outermost(w, slot, scope, pool))
         w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)
         if w.has("hold_seq"):
             drop_holder(w, slot, pool, depth, here)
