@@ -85,6 +85,8 @@ class Automaton:
                 if self.has_turns:
                     return lambda session, look: machine.clients.respond(session)
                 return lambda session, look: None
+            case ir.Choose():
+                return self.choose(op)
             case ir.Drop(pool=pool):
                 index = compiler.resource(pool, machine.pool_index)
                 return lambda session, look: machine.pools[index(look)].drop(session.serial)
@@ -97,6 +99,26 @@ class Automaton:
 
                 return require
         raise TypeError(f"{place}: no such operation: {op!r}")
+
+    def choose(self, op: ir.Choose) -> Operation:
+        compiler = self.machine.compiler
+        slot, count = self.machine.slots[op.attr], compiler.expr(op.count)
+        key = compiler.order(ir.Order(keys=op.keys, tie="queued"))
+        assert key is not None
+
+        def choose(session: Session, look: Look) -> None:
+            n = count(look)
+            if not (n >= 0.0 and n == n // 1.0):
+                raise RunError(f"`choose {op.attr}`: the count is {n:g}, not a whole number")
+            best, least = 0, None
+            for j in range(int(n)):
+                session.attrs[slot] = float(j)
+                keys = key(look)
+                if least is None or keys < least:
+                    best, least = j, keys
+            session.attrs[slot] = float(best)
+
+        return choose
 
     def turn(self, session: Session) -> None:
         """The next turn: counted, its stream seeded, its scripted attributes set, `Program.turn` run."""
@@ -180,6 +202,32 @@ class Automaton:
                     return True
 
                 return leave
+            case ir.Fork(leg=leg, then=then):
+                first, target = states[leg], states[then]
+
+                def fork(session: Session) -> bool:
+                    session.state = target
+                    machine.fork(session, first)
+                    return True
+
+                return fork
+            case ir.Join(then=then):
+                target = states[then]
+
+                def join(session: Session) -> bool:
+                    session.state = target
+                    if session.legs:
+                        session.status = Status.joining
+                    return not session.legs
+
+                return join
+            case ir.EndLeg():
+
+                def end_leg(session: Session) -> bool:
+                    machine.end_leg(session)
+                    return False
+
+                return end_leg
             case ir.End():
 
                 def end(session: Session) -> bool:

@@ -85,6 +85,7 @@ class Machine:
         self.pushed = 0
         self.ready: list[Session] = []
         self.live: dict[int, Session] = {}
+        self.legs: list[Session] = []  # those running, orphans too
         self.admissions = self.releases = self.dead = self.jobs = 0
         self.arrived = self.ended = self.turns = self.events = 0
         self.registers = [number(program, r.init) or 0.0 for r in program.registers]
@@ -377,14 +378,53 @@ class Machine:
             pool.growers = [g for g in pool.growers if g.session is not session]
             session.growing_pool = -1
 
-    def end_session(self, session: Session, *, rejected: bool = False) -> None:
-        """Open scopes are given back innermost first, without trying the lines; cache entries stay."""
-        if rejected and session.request is not None:
-            session.request.rejected = session.request.open
-        self.clients.respond(session)
+    def close(self, session: Session) -> None:
+        """Open scopes are given back innermost first, without trying the lines."""
         self.withdraw(session)
         while session.scopes:
             scopes.give_back(self, session, finished=True)
+
+    def fork(self, session: Session, state: int) -> None:
+        """A leg with a copy of the attributes goes to the end of the ready list."""
+        leg = Session(session.serial, session.attrs.copy(), state, self.seed, forked_by=session, leg=session.forks)
+        leg.turns = session.turns
+        session.forks += 1
+        session.legs += 1
+        self.legs.append(leg)
+        self.make_ready(leg)
+
+    def end_leg(self, leg: Session) -> None:
+        """The leg is gone; a session that waits for it goes on when it was the last."""
+        self.close(leg)
+        leg.status = Status.ended
+        self.legs.remove(leg)
+        root = leg.root
+        root.legs -= 1
+        if root.status is Status.joining and not root.legs:
+            self.make_ready(root)
+
+    def reject(self, session: Session) -> None:
+        """A refused hold ends the session; the legs that run go on without it. A refused leg ends with its session."""
+        root = session.root
+        if session is not root:
+            self.close(session)
+            session.status = Status.ended
+            self.legs.remove(session)
+            root.legs -= 1
+        if root.status is not Status.ended:
+            self.end_session(root, rejected=True)
+
+    def end_session(self, session: Session, *, rejected: bool = False) -> None:
+        """Its scopes are closed; its cache entries stay."""
+        if session.legs and not rejected:
+            now_s = self.now_tick * self.tick_s
+            raise RunError(
+                f"session {session.serial} ends at t = {now_s:g} while a leg it forked runs: `join` before the end"
+            )
+        if rejected and session.request is not None:
+            session.request.rejected = session.request.open
+        self.clients.respond(session)
+        self.close(session)
         for pool in self.pools:
             if pool.pool.on_end == "free":
                 pool.drop(session.serial)

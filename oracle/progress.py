@@ -20,6 +20,7 @@ from serqjax.ir.structure import walk
 from serqjax.report.raw import Verdict
 
 from .expressions import RunError
+from .scopes import attempt
 from .session import Session, Status
 from .stages import is_stale
 
@@ -80,6 +81,13 @@ class Progress:
         program, live = machine.program, len(machine.live)
         if self.livelock:
             return Verdict.livelock, self.livelock
+        waits = who_waits_for_each_other(machine)
+        if any(session.status is Status.joining for session in waits):
+            return Verdict.error, (
+                "the run ends with sessions that wait for each other: "
+                + "; ".join(_waits(machine, session) for session in waits)
+                + ": a hold-and-wait cycle"
+            )
         events_to_come = machine.events_to_come()
         if not events_to_come and live:
             return Verdict.deadlock, who_waits(machine)
@@ -100,6 +108,34 @@ class Progress:
         return (Verdict.horizon if live or events_to_come else Verdict.drained), ""
 
 
+def who_waits_for_each_other(machine: Machine) -> list[Session]:
+    """The largest set of waiting and joining sessions that only members of it could let go on.
+
+    What a waiting one lacks room in is held by members alone; the live legs of a joining one are all members. One that
+    lacks no room, and only stands behind others in its line, is no member.
+    """
+    needs: dict[Session, set[Session]] = {}  # whom a session waits for
+    for s in (*machine.live.values(), *machine.legs):
+        if s.status is Status.joining:
+            needs[s] = {leg for leg in machine.legs if leg.root is s}
+        elif s.waiting is not None:
+            trial = attempt(machine, s.waiting)
+            pools = [machine.pools[place] for place in s.waiting.pools]
+            lacks = [p for p, need in zip(pools, trial.needs) if not p.fits(p.up(need))]
+            if lacks:
+                needs[s] = {holder for pool in lacks for holder in pool.distinct}
+    while any(not others <= needs.keys() for others in needs.values()):
+        needs = {s: others for s, others in needs.items() if others <= needs.keys()}
+    return list(needs)
+
+
+def _waits(machine: Machine, session: Session) -> str:
+    who = f"session {session.serial}" if session.root is session else f"a leg of session {session.serial}"
+    if session.waiting is None:
+        return f"{who} waits at a `Join`"
+    return f"{who} waits at `{machine.pools[session.waiting.pools[0]].pool.name}`"
+
+
 def who_waits(machine: Machine) -> str:
     """One sentence on who waits for what."""
     parts = []
@@ -111,6 +147,9 @@ def who_waits(machine: Machine) -> str:
             first = pool.select().session.serial
             names = _names([w.session for w in pool.line])
             parts.append(f"{names} wait in the line of pool `{pool.pool.name}` ({first} is next and does not fit)")
+    joining = [s for s in machine.live.values() if s.status is Status.joining]
+    if joining:
+        parts.append(f"{_names(joining)} wait for legs")
     running = [s for s in machine.live.values() if s.status is Status.in_stage]
     if running:
         parts.append(f"{_names(running)} wait on a stage that gives them nothing")
@@ -130,6 +169,8 @@ def decisive_attributes(program: Program) -> set[str] | None:
     sets += [op for op in program.turn if isinstance(op, ir.Set)]
     assignments = [(op.attr, op.value) for op in sets]
     assignments += [(let.attr, let.value) for scope in program.scopes for let in scope.lets]
+    chosen = [op for state in program.states for op in state.ops if isinstance(op, ir.Choose)]
+    assignments += [(op.attr, part) for op in chosen for part in (op.count, *op.keys)]
     decisions = [
         *program.pools,
         *program.stages,
@@ -167,12 +208,13 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
     """The state of the machine apart from the clock: ages and numbers as places in their orders."""
     now_tick = machine.now_tick
     sessions = []
-    for s in machine.live.values():
+    for s in (*machine.live.values(), *machine.legs):
         scopes = tuple((o.scope, tuple((h.pool, h.alloc, h.pos, h.reserved) for h in o.holds)) for o in s.scopes)
         job = None if s.job is None else (s.job.stages, s.job.mode, s.job.work, s.job.rate)
         attrs = tuple(s.attrs[i] for i in slots)
         deadline = None if s.deadline is None else s.deadline[0] - now_tick
-        sessions.append((s.serial, s.state, s.status.value, attrs, scopes, job, s.growing_pool, deadline))
+        where = (s.serial, s.leg, s.legs, s.state, s.status.value)
+        sessions.append((*where, attrs, scopes, job, s.growing_pool, deadline))
     pools = []
     for pool in machine.pools:
         entries = sorted(pool.entries.values(), key=lambda e: (e.last_tick, e.released))

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
+from serqjax.ir.expr import Resource
 from serqjax.report.raw import Action
 
 from .blocks import Block
@@ -70,7 +71,9 @@ def enter(
     scope, deadline = machine.scopes[index], machine.patience.get(state)
     pools = [place(session.look) for place in scope.pools]
     if len(set(pools)) < len(pools):
-        raise RunError(f"scope `{scope.scope.name}` takes one pool twice")
+        twice = next(place for place in pools if pools.count(place) > 1)
+        names = " and ".join(f"`{_spell(t.pool)}`" for t, p in zip(scope.scope.takes, pools) if p == twice)
+        raise RunError(f"{names} name the same member, `{machine.pools[twice].pool.name}`: a hold takes each pool once")
     for place, oversize in zip(pools, scope.oversize):
         if oversize is None:
             continue
@@ -79,7 +82,7 @@ def enter(
         if need > pool.cap:
             pool.totals.rejected += 1
             machine.act(Action.reject, session.serial, place, need)
-            machine.end_session(session, rejected=True)
+            machine.reject(session)
             return
     ticks = None if deadline is None else deadline.ticks(session)
     waiting = Waiting(session, index, pools, machine.now_tick, resumed, requeued, state)
@@ -91,6 +94,10 @@ def enter(
         session.state = state
     if deadline is not None and ticks is not None:
         deadline.arm(session, ticks)
+
+
+def _spell(resource: Resource) -> str:
+    return resource if isinstance(resource, str) else f"{resource.array}[...]"
 
 
 # ---------------------------------------------------------------- admission
@@ -160,8 +167,9 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
     if machine.warm:
         first.totals.wait_tick += machine.now_tick - waiting.queued_tick
         first.totals.wait_count += 1
-    if session.request is not None:
-        session.request.admissions += 1
+    request = session.root.request
+    if request is not None:
+        request.admissions += 1
     session.state = scope.reentry
     machine.make_ready(session)
 

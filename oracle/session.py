@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from .expressions import Look
-from .streams import STATEMENTS, Stream, sub_seed
+from .streams import LEG, STATEMENTS, Stream, sub_seed
 
 if TYPE_CHECKING:
     from .blocks import Chain, Held
@@ -23,6 +23,7 @@ class Status(Enum):
     queued = "queued"
     in_stage = "in_stage"
     growing = "growing"
+    joining = "joining"
     ended = "ended"
 
 
@@ -108,11 +109,15 @@ class Session:
     attrs: list[float]
     state: int
     seed: int
+    forked_by: Session | None = None  # of a leg
+    leg: int = -1  # its place among the session's legs
     status: Status = Status.ready
     look: Look = field(init=False)  # its own statements
     workload_look: Look = field(init=False)  # `init` and `turn` ops, re-seeded at each Turn
     script: int = -1  # row of the listed sessions or of the trace
     turns: int = 0
+    forks: int = 0  # legs made
+    legs: int = 0  # legs live
     scopes: list[OpenScope] = field(default_factory=list)
     adm: float = math.inf
     waiting: Waiting | None = None
@@ -130,8 +135,14 @@ class Session:
     tokens: Tokens = field(default_factory=Tokens)
 
     def __post_init__(self) -> None:
-        self.look = Look(self.attrs, Stream(sub_seed(self.seed, self.serial, 0, STATEMENTS)), self)
+        kind, number = (STATEMENTS, 0) if self.forked_by is None else (LEG, self.leg)
+        self.look = Look(self.attrs, Stream(sub_seed(self.seed, self.serial, number, kind)), self)
         self.workload_look = self.look
+
+    @property
+    def root(self) -> Session:
+        """The session itself; of a leg, the one that forked it, whose client and cache entries it shares."""
+        return self if self.forked_by is None else self.forked_by
 
     @property
     def stream(self) -> Stream:

@@ -96,9 +96,7 @@ class Estimate:
 
     @property
     def rate(self) -> float:
-        if self.gap is None:
-            return 0.0
-        return 1.0 / self.gap if self.gap else math.inf
+        return 1.0 / self.gap if self.gap is not None and self.gap > 0.0 else 0.0
 
     @property
     def load(self) -> float:

@@ -114,7 +114,7 @@ class Clients:
 
     def respond(self, session: Session) -> None:
         """The server part of the turn has ended; nothing if no turn is open."""
-        request = session.request
+        request = session.root.request
         if request is not None and request.open:
             self.confirm(request)
             request.responded_tick = self.machine.now_tick
@@ -122,7 +122,7 @@ class Clients:
             self.responded += 1
 
     def decode_starts(self, session: Session) -> None:
-        request = session.request
+        request = session.root.request
         if request is not None and request.open and request.first_tick == self.machine.now_tick:
             self.confirm(request)
 
@@ -140,7 +140,7 @@ class Clients:
         tokens.decoded |= decode
         tokens.preempted = False
 
-        request = session.request
+        request = session.root.request
         if request is None or not request.open:
             return
         if request.confirmed_tick >= 0:

@@ -14,7 +14,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MACHINE_SALT = 0x5851F42D4C957F2D  # budget, chunk, cost
 EVICT_SALT = 0x2545F4914F6CDD1D  # eviction keys
 TRACE_SALT = 0x6A09E667F3BCC908  # choice of a trace session
-WORKLOAD, STATEMENTS = 1, 2  # kinds of a session's streams
+WORKLOAD, STATEMENTS, LEG = 1, 2, 3  # kinds of a session's streams
 
 
 def sub_seed(seed: int, serial: int, turn: int, kind: int) -> int:

@@ -48,6 +48,7 @@ from .ir.expr import (
 from .ir.program import (
     Arrival,
     Attribute,
+    Choose,
     Claim,
     Deadline,
     Enter,
@@ -350,6 +351,9 @@ class Builder:
         """Add a `Claim` of the kind `EveryIteration(stage)`, `SomeIteration(stage)` or `AtEnd()`."""
         made = Claim(name=name, kind=kind, value=self(value), given=None if given is None else self(given))
         return self._once(self._claims, name, made, "claim", again=False).name
+    def choose(self, attr: str, count: Text, *keys: Text) -> Choose:
+        """`attr` becomes the j below `count` with the least keys, which read it: `choose("j", 3, "Queue(rep[j])")`."""
+        return Choose(self._known(attr), self(count), tuple(self(key) for key in keys))
 
     # ------------------------------------------------------------ the program
 

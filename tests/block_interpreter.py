@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from oracle import scopes
-from oracle.expressions import Look, RunError, amount, guard
+from oracle.expressions import Look, RunError, amount, guard, total_order
 from oracle.machine import Machine
 from oracle.session import Session, Status
 from oracle.stages import Job
@@ -70,7 +70,7 @@ def skeleton(tree: Json, imported: ir.Program) -> ir.Program:
 class Frame:
     """A place in a block; of a request, `at` is its phase."""
 
-    kind: str  # session, loop, while, branch, hold, request
+    kind: str  # session, leg, loop, while, branch, hold, request
     block: list[Json]
     sides: list[str]
     at: int = 0
@@ -145,15 +145,15 @@ class Blocks:
         self.base.has_turns = self.has_turns
         self.base.init_ops = [self.assignment(s) for s in tree["blocks"][tree["init"]]]
         self.base.turn_ops = [self.assignment(s) for s in tree["blocks"][tree["turn"]]]
-        self.frames: dict[int, list[Frame]] = {}
-        self.requests: dict[int, Request] = {}
+        self.frames: dict[tuple[int, int], list[Frame]] = {}
+        self.requests: dict[tuple[int, int], Request] = {}
         self.scopes: list[Any] = [None]  # 0 is GO_ON
         self.numbers: dict[Any, int] = {}
 
     # ------------------------------------------------------------ control
 
     def init(self, session: Session) -> None:
-        self.frames[session.serial] = [self.frame("session", self.tree["session"])]
+        self.frames[key(session)] = [self.frame("session", self.tree["session"])]
         self.base.init(session)
 
     def frame(self, kind: str, block: int) -> Frame:
@@ -167,7 +167,7 @@ class Blocks:
 
     def admitted(self, session: Session) -> None:
         """The body of a hold from its top; what a preemption has left of it goes."""
-        frames, scope = self.frames[session.serial], self.scopes[session.state]
+        frames, scope = self.frames[key(session)], self.scopes[session.state]
         holds = [i for i, f in enumerate(frames) if f.kind in ("hold", "request")]
         if len(holds) >= len(session.scopes):
             del frames[holds[len(session.scopes) - 1] :]
@@ -175,19 +175,22 @@ class Blocks:
         statement = frames[-1].block[frames[-1].at]
         if scope.request:
             frames.append(Frame("request", [], []))
-            self.requests[session.serial].known = self.known(session)
+            self.requests[key(session)].known = self.known(session)
         else:
             frames.append(self.frame("hold", statement["Hold"]["body"]))
 
     def step(self, session: Session) -> bool:
         """One statement (or the end of a block); False when the session blocks or has ended."""
-        frames = self.frames[session.serial]
+        frames = self.frames[key(session)]
         top = frames[-1]
         if top.kind == "request":
             return self.request_phase(session, top)
         if top.at >= len(top.block):
             if top.kind == "session":
                 return self.end(session)
+            if top.kind == "leg":
+                self.machine.end_leg(session)
+                return False
             if top.kind == "loop":
                 top.at = 0
                 return True
@@ -197,7 +200,7 @@ class Blocks:
             if top.kind != "while":  # a guard is tested again
                 frames[-1].at += 1
             return True
-        if top.sides[top.at] == "Workload" and self.has_turns:
+        if top.sides[top.at] == "Workload" and self.has_turns and session.root is session:
             self.machine.clients.respond(session)
         return self.statement(session, top, top.block[top.at])
 
@@ -206,17 +209,32 @@ class Blocks:
         return False
 
     def statement(self, session: Session, top: Frame, statement: Json) -> bool:
-        machine, frames = self.machine, self.frames[session.serial]
+        machine, frames = self.machine, self.frames[key(session)]
         if statement == "Turn":
             top.at += 1
             self.base.turn(session)
             return True
         if statement == "End":
             return self.end(session)
+        if statement == "Join":
+            top.at += 1
+            if session.legs:
+                session.status = Status.joining
+            return not session.legs
         ((tag, payload),) = statement.items()
         if tag in ("Set", "Observe"):
             top.at += 1
             self.assignment(statement)(session, session.look)
+            return True
+        if tag == "Choose":
+            top.at += 1
+            self.choose(session, payload)
+            return True
+        if tag == "Fork":
+            top.at += 1
+            leg = (session.serial, session.forks)
+            self.frames[leg] = [self.frame("leg", payload)]
+            machine.fork(session, GO_ON)
             return True
         if tag == "Drop":
             top.at += 1
@@ -254,6 +272,17 @@ class Blocks:
         if tag == "Request":
             return self.request(session, payload)
         raise AssertionError(f"no such statement here: {tag}")
+
+    def choose(self, session: Session, spec: Json) -> None:
+        """The member with the least keys, the first of equal ones."""
+        n = self.expression(spec["count"])(session.look)
+        if n < 0 or n != math.floor(n):
+            raise RunError(f"the count is {n:g}, not a whole number")
+        rows = []
+        for j in range(int(n)):
+            session.attrs[spec["var"]] = float(j)
+            rows.append([total_order(self.expression(k)(session.look)) for k in spec["key"]])
+        session.attrs[spec["var"]] = float(rows.index(min(rows))) if rows else 0.0
 
     def scope(self, spec: Json, *, request: bool) -> int:
         """The number of a hold, by its place in the JSON."""
@@ -313,20 +342,20 @@ class Blocks:
         output = amount(self.expression(payload["output"])(session.look))
         if output < 1:
             raise RunError(f"the request generates {output:g}, and a request generates at least one token")
-        self.requests[session.serial] = Request(stage, size, output, size)
+        self.requests[key(session)] = Request(stage, size, output, size)
         scopes.enter(self.machine, session, self.scope(self.spec(stage), request=True))
         return False
 
     def known(self, session: Session) -> float:
         """Tokens known at an admission: the input and what was generated before a preemption."""
-        request = self.requests[session.serial]
+        request = self.requests[key(session)]
         computed = session.attrs[self.tree["slot_computed"]]
         if self.memory(request.stage) is None:
             return request.known
         return max(request.known, grown(computed, request.input))
 
     def request_phase(self, session: Session, frame: Frame) -> bool:
-        request, machine = self.requests[session.serial], self.machine
+        request, machine = self.requests[key(session)], self.machine
         records, memory = self.spec(request.stage)["records"], self.memory(request.stage)
         now_s = seconds(machine.now_tick, machine.tick_s)
         grows = None if memory is None else (lambda look: memory)
@@ -354,7 +383,7 @@ class Blocks:
                     request.first_sent = True
             self.work(session, lambda look: request.stage, "Decode", lambda look: max(left, 0.0), grows, request=True)
             return False
-        frames = self.frames[session.serial]
+        frames = self.frames[key(session)]
         frames.pop()
         scopes.leave(machine, session)
         frames[-1].at += 1
@@ -363,7 +392,7 @@ class Blocks:
     def request_value(self, name: str, look: Look) -> float:
         assert look.session is not None
         session = look.session
-        request = self.requests[session.serial]
+        request = self.requests[key(session)]
         if name == "Input":
             return request.input
         if name == "Output":
@@ -441,6 +470,9 @@ class Blocks:
             return lambda look: self.machine.pools[pool(look)].state(name, look)
         if kind == "Stage":
             stage = self.place(first)
+            if name == "Price":
+                service, delay = (read(a["Expr"]) for a in arguments[1:])
+                return lambda look: self.machine.stages[stage(look)].estimate.price(service(look), delay(look))
             return lambda look: self.machine.stages[stage(look)].state(name)
         functions = [read(a["Expr"]) for a in arguments]
         return lambda look: FUNCTIONS[name](*[f(look) for f in functions])
@@ -452,6 +484,11 @@ class _Constant:
 
     def __call__(self, look: Look) -> int:
         return self.value
+
+
+def key(session: Session) -> tuple[int, int]:
+    """Which session or leg."""
+    return session.serial, session.leg
 
 
 def _positive(function: Function) -> Function:

@@ -727,6 +727,9 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "closed_network": closed_network,
     **SHARING,
 }
+from generate_control import CONTROL  # noqa: E402
+
+STRUCTURES |= CONTROL
 NAMES = list(STRUCTURES)
 
 

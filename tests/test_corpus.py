@@ -69,6 +69,10 @@ STOCHASTIC = [
     "vllm_single_chunked",
     "vllm_multi",
     "vllm_multi_tight",
+    "route_lwl",
+    "route_random_key",
+    "forkjoin",
+    "forkjoin_mem",
 ]
 #: Places that are not compared, per program, each with its reason. Applies to oracle and engine alike.
 EXCEPTIONS: dict[str, dict[str, str]] = {}

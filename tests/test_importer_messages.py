@@ -59,9 +59,6 @@ def a_run(**fields: Json) -> Callable[[Json], None]:
 SESSION, STEP = "$.blocks[3][0]", "$.stages[0].kind.Step"
 SEEN = f"{SESSION}.Observe[1]"
 REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
-    "fork": (lambda d: insert(d, {"Fork": block_of(d)}), f"{SESSION}.Fork", "a fork"),
-    "join": (inserted("Join"), f"{SESSION}.Join", "a join"),
-    "choose": (inserted({"Choose": {"var": 9, "count": num(2), "key": [at(9)]}}), f"{SESSION}.Choose", "choose"),
     "release": (inserted({"Release": ref(0)}), f"{SESSION}.Release", "release"),
     "load": (inserted({"Load": [ref(0), num(1)]}), f"{SESSION}.Load", "load"),
     "shrink": (inserted({"Shrink": [ref(0), num(1)]}), f"{SESSION}.Shrink", "shrink"),
@@ -77,13 +74,6 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "aggregate": (lambda d: step(d).update(cost={"Agg": ["Count", 0]}), f"{STEP}.cost.Agg", "aggregate"),
     "loaded": (
         lambda d: step(d)["request"].update(reuse=ctx("Loaded")), f"{STEP}.request.reuse.Ctx", "connector"),
-    **{
-        fun: (inserted(see(0, {"Call": [fun, [{"Stage": ref(1)}]]})), f"{SEEN}.Call", fun)
-        for fun in ("EstLambda", "EstRho", "EstWait")
-    },
-    "price": (
-        inserted(see(0, {"Call": ["Price", [{"Stage": ref(1)}, {"Expr": num(1)}, {"Expr": num(1)}]]})),
-        f"{SEEN}.Call", "Price"),
     "trace and sessions": (lambda d: d.update(trace="t.csv"), "$.trace", "cannot be"),
 }  # fmt: skip
 
@@ -205,10 +195,10 @@ def test_wrong_shapes_are_named_with_their_place(name: str) -> None:
 def test_all_problems_come_at_once() -> None:
     tree = base() | {"horizon": 0, "gauges": [{"name": "g"}]}
     tree["pools"][0]["cap"] = -1
-    insert(tree, "Join")
+    insert(tree, "Jion")
     insert(tree, see(0, at(99)))
     assert [p.path for p in told(tree).problems] == [
-        "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1].Join", "$.gauges[0].expr", "$.horizon"
+        "$.pools[0].cap", "$.blocks[3][0].Observe[1].Attr", "$.blocks[3][1]", "$.gauges[0].expr", "$.horizon"
     ]  # fmt: skip
 
 

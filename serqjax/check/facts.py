@@ -13,11 +13,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from ..ir.expr import Attr, Binary, Call, Cond, Ctx, Expr, Inf, PoolState, Price, Sample, StageState, Unary
+from ..ir.expr import Attr, Binary, Call, Cond, Ctx, Expr, Inf, Num, PoolState, Price, Sample, StageState, Unary
 from ..ir.fabric import shared_stages
 from ..ir.fixed import stage_form
 from ..ir.program import (
     Branch,
+    Choose,
     Delay,
     Drop,
     Fifo,
@@ -171,7 +172,7 @@ class StateFacts:
     - `scope`: the innermost open scope or -1. `reached`: something leads to it.
     - `draws`: uniforms of the session's stream that one visit takes at most (-1: not bounded);
       `branching_draws`: some of them depend on a test (`Cond`, `And`, `Or`).
-    - `blocks`: its exit can block (`Enter`, `Run`, `Grow`).
+    - `blocks`: its exit can block (`Enter`, `Run`, `Grow`, `Join`).
     """
 
     name: str
@@ -256,7 +257,7 @@ def facts_of(program: Program) -> Facts:
 
 
 def draws(node: Any) -> int:
-    """Uniforms that one evaluation of everything in `node` takes at most; -1: an Erlang without a literal k."""
+    """Uniforms that one evaluation of everything in `node` takes at most; -1: a number of them is computed."""
     total = 0
     for _, part in walk(node):
         if isinstance(part, Sample):
@@ -264,6 +265,10 @@ def draws(node: Any) -> int:
             if k < 0:
                 return -1
             total += k
+        elif isinstance(part, Choose) and (each := draws(part.keys)):
+            if each < 0 or not isinstance(part.count, Num) or not 0.0 <= part.count.value < 2.0**31:
+                return -1
+            total += each * (int(part.count.value) - 1)  # its keys are walked once anyway
     return total
 
 
@@ -453,6 +458,6 @@ def _state(index: Index, i: int, reached: set[str]) -> StateFacts:
         scope=-1 if state.scope is None else index.scope_places[state.scope],
         draws=draws(content),
         branching_draws=branching,
-        blocks=type(exit_).__name__ in ("Enter", "Run", "Grow"),
+        blocks=type(exit_).__name__ in ("Enter", "Run", "Grow", "Join"),
         reached=state.name in reached,
     )

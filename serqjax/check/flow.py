@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..ir.program import End, Enter, Leave, State
+from ..ir.program import End, EndLeg, Enter, Fork, Join, Leave, State, Turn
 from .index import Index, Problems, targets
 
 
@@ -34,6 +34,57 @@ def check_flow(index: Index, problems: Problems) -> None:
     for i, state in enumerate(program.states):
         if state.scope is None or state.scope in index.scopes:
             _check_exit(index, problems, i, state)
+    _check_legs(index, problems)
+
+
+def _check_legs(index: Index, problems: Problems) -> None:
+    """A session forks, joins and ends; a leg does none of these and ends with `EndLeg`."""
+    program = index.program
+    forks = [s for s in program.states if isinstance(s.exit, Fork)]
+    joins = [s for s in program.states if isinstance(s.exit, Join)]
+    for states, what, other in ((forks, "forks a leg", "joins"), (joins, "joins legs", "forks")):
+        if states and not (joins if states is forks else forks):
+            here = f"$.states[{index.state_places[states[0].name]}].exit"
+            text = f"state `{states[0].name}`: {what}, but no state {other}"
+            problems.add(here, text, "every program that forks has a `Join`, and the reverse")
+    of_legs = legs(index)
+    session = _reached(index, [program.start])
+    for i, state in enumerate(program.states):
+        here, owner = f"$.states[{i}]", f"state `{state.name}`"
+        if state.name in of_legs:
+            if isinstance(state.exit, Fork | Join | End):
+                text = f"{owner}: a leg comes to `{type(state.exit).__name__}`"
+                problems.add(f"{here}.exit", text, "a leg ends with `EndLeg`; only the session forks, joins and ends")
+            if any(isinstance(op, Turn) for op in state.ops):
+                problems.add(f"{here}.ops", f"{owner}: a leg comes to `Turn`", "only the session has turns")
+        if state.name in session and isinstance(state.exit, EndLeg):
+            text = f"{owner}: the session itself comes to `EndLeg`"
+            problems.add(f"{here}.exit", text, "a session ends with `End`; start legs with `Fork`")
+        if isinstance(state.exit, Fork):
+            for scope in index.chain(state.scope):
+                members = [m for take in scope.takes for m in index.pool_members(take.pool)]
+                if any(program.pools[m].preempt is not None for m in members):
+                    text = f"{owner}: forks inside the scope `{scope.name}`, whose pool may preempt"
+                    problems.add(f"{here}.exit", text, "a preempted body would fork again: fork outside")
+
+
+def legs(index: Index) -> set[str]:
+    """Names of the states that a leg comes to."""
+    return _reached(index, [s.exit.leg for s in index.program.states if isinstance(s.exit, Fork)])
+
+
+def _reached(index: Index, starts: list[str]) -> set[str]:
+    """Names of the states that one session, or one leg, comes to from `starts`."""
+    seen: set[str] = set()
+    left = [name for name in starts if name in index.states]
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            state = index.states[name]
+            leg = state.exit.leg if isinstance(state.exit, Fork) else None
+            left.extend(n for n in successors(index, state) if n != leg)
+    return seen
 
 
 def _check_exit(index: Index, problems: Problems, i: int, state: State) -> None:
@@ -62,6 +113,10 @@ def _check_exit(index: Index, problems: Problems, i: int, state: State) -> None:
             if target.scope is not None and target.scope not in chain:
                 text = f"{owner}: its deadline jumps to state `{name}` in {_scope(target.scope)}, which is not open"
                 problems.add(f"{here}.{field}", text, "a jump only closes scopes: go to a state of an open scope")
+        elif field == "leg":
+            if target.scope is not None:
+                text = f"{owner}: its leg starts in state `{name}`, which lies in {_scope(target.scope)}"
+                problems.add(f"{here}.{field}", text, "a leg starts outside all scopes and holds nothing")
         elif target.scope != lies:
             problems.add(
                 f"{here}.{field}",

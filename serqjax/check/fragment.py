@@ -8,17 +8,18 @@ The program is valid; `oracle/` or a later version may run it.
 from __future__ import annotations
 
 from ..errors import Problem
-from ..ir.expr import Member, PoolState, Price, Sample, StageState
+from ..ir.expr import Num, PoolState, Sample, StageState
 from ..ir.fabric import shared_stages
-from ..ir.program import Program
-from .facts import erlang_stages
-from .index import Index, Problems, spell
-from .positions import nodes, positions, references
+from ..ir.program import Choose, Program
+from .facts import draws, erlang_stages
+from .index import Index, Problems
+from .positions import nodes, positions
+from .values import chosen_from
 
 DEEPEST = 4
 MOST_ERLANG = 64
 MOST_LINKS = 62
-_ESTIMATES = ("EstLambda", "EstRho", "EstWait")
+MOST_CHOICES, MOST_DRAWS = 4096, 512
 
 
 def unsupported(program: Program) -> list[Problem]:
@@ -37,19 +38,14 @@ def unsupported(program: Program) -> list[Problem]:
         if depth > DEEPEST:
             what = f"{depth} scopes inside each other (at most {DEEPEST})"
             _refuse(problems, f"$.scopes[{i}]", f"scope `{scope.name}`", what)
-    for reference in references(program):
-        if isinstance(reference.resource, Member):
-            computed = index.number(reference.resource.index) is None
-            text = f"a {'computed member' if computed else 'member by index'} of `{spell(reference.resource)}`"
-            _refuse(problems, f"{reference.path}.index", reference.owner, text)
+    for i, state in enumerate(program.states):
+        for j, op in enumerate(state.ops):
+            if isinstance(op, Choose):
+                _choice(problems, f"$.states[{i}].ops[{j}].count", f"state `{state.name}`", op)
     for position in positions(program):
         where = f"{position.owner}: {position.what}"
         for path, node in nodes(position):
-            if isinstance(node, Price):
-                _refuse(problems, path, where, "`Price`")
-            elif isinstance(node, StageState) and node.fun in _ESTIMATES:
-                _refuse(problems, path, where, f"`{node.fun}`")
-            elif isinstance(node, PoolState) and position.moment == "release":
+            if isinstance(node, PoolState) and position.moment == "release":
                 _refuse(problems, path, where, f"`{node.fun}` in `keep` (the pool is being given back)")
             elif isinstance(node, PoolState) and position.moment == "evict" and node.fun in ("CachedIn", "Allocated"):
                 _refuse(problems, path, where, f"`{node.fun}` of an entry's owner")
@@ -66,6 +62,20 @@ def unsupported(program: Program) -> list[Problem]:
                 elif k > MOST_ERLANG:
                     _refuse(problems, path, where, f"an Erlang draw of {k} stages (at most {MOST_ERLANG})")
     return list(problems)
+
+
+def _choice(problems: Problems, path: str, owner: str, op: Choose) -> None:
+    """Members are compared at once, so that their number must be known when a program is compiled."""
+    drawn = draws(op.keys)
+    if not isinstance(op.count, Num):
+        if drawn:
+            _refuse(problems, path, owner, "a computed count of a choice whose keys draw")
+        elif not chosen_from(op):
+            _refuse(problems, path, owner, "a computed count of a choice whose keys index no array")
+    elif op.count.value > MOST_CHOICES:
+        _refuse(problems, path, owner, f"a choice among {op.count.value:g} (at most {MOST_CHOICES})")
+    elif op.count.value * drawn > MOST_DRAWS:
+        _refuse(problems, path, owner, f"a choice that draws {op.count.value * drawn:g} times (at most {MOST_DRAWS})")
 
 
 def _refuse(problems: Problems, path: str, owner: str, what: str) -> None:

@@ -100,7 +100,7 @@ class Index:
 def targets(state: State) -> list[tuple[str, str]]:
     """States that may follow `state`, as (field, name); where an `Enter` leads is its scope's affair."""
     exit_ = state.exit
-    found = [(f, getattr(exit_, f)) for f in ("then", "orelse") if hasattr(exit_, f)]
+    found = [(f, getattr(exit_, f)) for f in ("then", "orelse", "leg") if hasattr(exit_, f)]
     deadline = getattr(exit_, "deadline", None)
     if deadline is not None:
         found.append(("deadline.target", deadline.target))

@@ -12,13 +12,15 @@ stands still), and nothing draws. The licence concerns structure alone; numbers 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
-from ..ir.expr import Binary, Ctx, Expr, PoolState, Price, Sample, StageState, Unary
+from ..ir.expr import Binary, Ctx, Expr, Member, PoolState, Price, Resource, Sample, StageState, Unary
 from ..ir.fixed import stage_form
-from ..ir.program import AtEnd, Program, Run, Step, is_lru
+from ..ir.program import AtEnd, Fork, Pool, Program, Run, Stage, Step, is_lru
 from ..ir.structure import walk
+from .flow import legs
+from .index import Index, spell
 
 #: Context variables of a step stage that stand still while its composition does.
 STILL = frozenset({"Nres", "Ndec", "Ntok", "Npre", "Decoding", "Admission", "Requeued"})
@@ -78,6 +80,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
     fixed = stage_form(program, kind) is not None if fixed_point is None else fixed_point
     obstacles = [
         *_of_plan(kind, f"$.stages[{stage}].kind", fixed),
+        *_of_legs(program, f"$.stages[{stage}]"),
         *_of_growth(pools, f"$.stages[{stage}]"),
         *(_of_eviction(program, pool) if pool >= 0 else ()),
         *_of_sharing(program, pools),
@@ -119,6 +122,25 @@ def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
         yield Obstacle(("at_once",), f"{at}.serve.keys", "residents are served in an order of their own")
 
 
+def _of_legs(program: Program, at: str) -> Iterator[Obstacle]:
+    if runs_legs_on_steps(program):
+        yield Obstacle(("windows",), at, "a resident may be a leg, whose tokens the client of its session counts")
+
+
+def runs_legs_on_steps(program: Program) -> bool:
+    """Whether a leg runs on a step stage."""
+    if not any(isinstance(state.exit, Fork) for state in program.states):
+        return False
+    index = Index(program)
+    runs = [index.states[name].exit for name in legs(index)]
+    # of an array any member: in a skeleton no number tells which
+    return any(
+        isinstance(run, Run) and isinstance(stage.kind, Step) and _may_be(run.stage, stage)
+        for run in runs
+        for stage in program.stages
+    )
+
+
 def _of_growth(pools: list[int | None], at: str) -> Iterator[Obstacle]:
     if len(pools) > 1:
         yield Obstacle(("windows", "at_once"), at, "its runs grow several pools")
@@ -142,22 +164,41 @@ def _of_sharing(program: Program, pools: list[int | None]) -> Iterator[Obstacle]
 
 
 def grown_pools(program: Program, stage: str) -> list[int | None]:
-    """Pools that runs on a stage grow; None for one whose index is computed."""
+    """Pools that runs on a stage grow; None for one that the structure does not tell.
+
+    A run on a computed member that grows the member of the same index grows, on each member of the one array, that of
+    the other.
+    """
     places = {p.name: i for i, p in enumerate(program.pools)}
+    mine = next(s for s in program.stages if s.name == stage)
     found: list[int | None] = []
     for state in program.states:
         run = state.exit
-        if isinstance(run, Run) and run.stage == stage and run.grows is not None:
-            place = places.get(run.grows) if isinstance(run.grows, str) else None
-            if place not in found:
-                found.append(place)
+        if not isinstance(run, Run) or run.grows is None or not _may_be(run.stage, mine):
+            continue
+        place = None
+        if isinstance(run.grows, str):
+            place = places.get(run.grows)
+        elif isinstance(run.stage, Member) and run.stage.index == run.grows.index:
+            same = (i for i, p in enumerate(program.pools) if _may_be(run.grows, p) and p.index == mine.index)
+            place = next(same, None)
+        if place not in found:
+            found.append(place)
     return found
 
 
+def _may_be(ref: Resource, part: Pool | Stage) -> bool:
+    """Whether a reference may mean a pool or stage."""
+    return ref == part.name if isinstance(ref, str) else ref.array == part.array
+
+
 def moving(
-    expr: Expr, still: frozenset[str], state: frozenset[str], stage: str | None = None
+    expr: Expr, still: frozenset[str], state: frozenset[str], own: Collection[Resource] = ()
 ) -> Iterator[tuple[str, str]]:
-    """What in an expression moves inside a window of `stage`: (path below the expression, reason)."""
+    """What in an expression moves inside a window: (path below the expression, reason).
+
+    `own`: references that mean the stage of the window.
+    """
     constant: list[str] = []
     for path, node in walk(expr, ""):
         if any(path.startswith(whole) for whole in constant):
@@ -174,8 +215,8 @@ def moving(
                 yield path, f"it reads `{name}`, which moves from iteration to iteration"
             case Price():
                 yield path, "it reads `Price`"
-            case StageState("BudgetLeft", other) if "BudgetLeft" in state and other != stage:
-                yield path, f"it reads `BudgetLeft` of the stage `{other}`, whose iterations go on meanwhile"
+            case StageState("BudgetLeft", other) if "BudgetLeft" in state and other not in own:
+                yield path, f"it reads `BudgetLeft` of the stage `{spell(other)}`, whose iterations go on meanwhile"
             case PoolState(fun) | StageState(fun) if fun not in state:
                 yield path, f"it reads `{fun}`, which may change with every iteration"
 
@@ -183,7 +224,7 @@ def moving(
 def _is_cap(node: object) -> bool:
     """Whether a node is `Used + Free` of one pool: its cap, however the parts move."""
     match node:
-        case Binary("Add", PoolState(a, pool), PoolState(b, other)):
+        case Binary("Add", PoolState(a, str() as pool), PoolState(b, other)):
             return pool == other and {a, b} == {"Used", "Free"}
     return False
 
@@ -214,6 +255,19 @@ def _reads_state(expr: Expr | None) -> bool:
     return any(isinstance(node, Ctx | PoolState | StageState | Price) for _, node in walk(expr))
 
 
+def _same_member(program: Program, pool: Member) -> list[Resource]:
+    """Arrays of stages of which each member admits the line of the pool of its index, at the index of `pool`."""
+    stages = {s.name: s for s in program.stages}
+    found: set[str] = set()
+    for p in program.pools:
+        if p.array == pool.array:
+            via = None if p.admit_via is None else stages[p.admit_via]
+            if via is None or via.array is None or via.index != p.index:
+                return []
+            found.add(via.array)
+    return [Member(array, pool.index) for array in found] if len(found) == 1 else []
+
+
 def _of_head(program: Program, stage: str) -> Iterator[Obstacle]:
     """What may let a hold in although it was refused and nothing but growth has happened."""
     for i, pool in enumerate(program.pools):
@@ -222,14 +276,17 @@ def _of_head(program: Program, stage: str) -> Iterator[Obstacle]:
         for k, key in enumerate(pool.queue.keys):
             if k == 0 and key == Unary("Neg", Ctx("Waited")):
                 continue  # everybody waits equally much longer: their order stays
-            for path, why in moving(key, STILL, STILL_FOR_HEAD, stage):
+            for path, why in moving(key, STILL, STILL_FOR_HEAD, (stage,)):
                 yield Obstacle(("head_stays",), f"$.pools[{i}].queue.keys[{k}]{path}", why)
         for s, scope in enumerate(program.scopes):
-            if not scope.takes or scope.takes[0].pool != pool.name:
+            if not scope.takes or not _may_be(scope.takes[0].pool, pool):
                 continue
+            first = scope.takes[0].pool
+            # the member of the same index of the array of stages that admit these pools
+            own = [stage] if isinstance(first, str) else [stage, *_same_member(program, first)]
             parts: list[tuple[str, Any]] = [(f".lets[{k}].value", let.value) for k, let in enumerate(scope.lets)]
             for k, take in enumerate(scope.takes):
                 parts += [(f".takes[{k}].units", take.units), (f".takes[{k}].reserve", take.reserve)]
             for where, expr in parts:
-                for path, why in moving(expr, STILL, STILL_FOR_HEAD, stage):
+                for path, why in moving(expr, STILL, STILL_FOR_HEAD, own):
                     yield Obstacle(("head_stays",), f"$.scopes[{s}]{where}{path}", why)

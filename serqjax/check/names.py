@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir.expr import Agg, Attr, Inf, Member, Param, StageState
-from ..ir.program import AtEnd, Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set, Step
+from ..ir.program import AtEnd, Choose, Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set, Step
 from .index import Index, Problems, known, targets
 from .positions import Reference, nodes, positions, references
 
@@ -173,7 +173,7 @@ def _check_writes(index: Index, problems: Problems) -> None:
     for path, owner, ops in places:
         for j, op in enumerate(ops):
             at = f"{path}[{j}]"
-            if isinstance(op, Set | Let):
+            if isinstance(op, Set | Let | Choose):
                 if op.attr not in index.attrs:
                     text = f"{owner}: sets the attribute `{op.attr}`, which is not declared"
                     problems.add(f"{at}.attr", text, known(op.attr, index.attrs))
@@ -207,7 +207,7 @@ def _check_member_reads(index: Index, problems: Problems) -> None:
                 if scope.name not in [s.name for s in index.chain(state.scope)]:
                     continue
                 for m, op in enumerate(state.ops):
-                    if isinstance(op, Set) and op.attr in reads:
+                    if isinstance(op, Set | Choose) and op.attr in reads:
                         problems.add(
                             f"$.states[{k}].ops[{m}]",
                             f"state `{state.name}`: sets `{op.attr}`, which the member index of the open scope "

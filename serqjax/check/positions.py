@@ -14,6 +14,7 @@ from ..ir.program import (
     Assign,
     AtEnd,
     Branch,
+    Choose,
     Command,
     Drop,
     Fifo,
@@ -222,6 +223,10 @@ def _ops(path: str, owner: str, ops: tuple[Op, ...], moment: str, scope: str | N
             yield Position(f"{at}.value", owner, f"the value of `{op.attr}`", moment, op.value, scope)
         elif isinstance(op, Observe):
             yield Position(f"{at}.value", owner, f"the observation `{op.name}`", moment, op.value, scope)
+        elif isinstance(op, Choose):
+            yield Position(f"{at}.count", owner, f"the count of `{op.attr}`", moment, op.count, scope)
+            for k, key in enumerate(op.keys):
+                yield Position(f"{at}.keys[{k}]", owner, f"a key of `{op.attr}`", moment, key, scope)
         elif isinstance(op, Require):
             yield Position(f"{at}.test", owner, "the required test", moment, op.test, scope)
         elif isinstance(op, Drop):

@@ -18,6 +18,7 @@ from ..ir.expr import (
     Ctx,
     Expr,
     Inf,
+    Member,
     Num,
     Param,
     PoolState,
@@ -27,7 +28,7 @@ from ..ir.expr import (
     Unary,
 )
 from ..ir.fixed import binary, function
-from ..ir.program import Assign, Listed, Program, Set
+from ..ir.program import Assign, Choose, Listed, Program, Set
 from ..ir.structure import walk
 from .index import Index
 
@@ -222,6 +223,19 @@ def writes(program: Program) -> list[tuple[str, Expr]]:
     found = [(let.attr, let.value) for scope in program.scopes for let in scope.lets]
     for ops in (program.init, program.turn, *(state.ops for state in program.states)):
         found += [(op.attr, op.value) for op in ops if isinstance(op, Set)]
+        # what is chosen is a whole number below the count
+        found += [(op.attr, Call("Floor", (op.count,))) for op in ops if isinstance(op, Choose)]
+    return found
+
+
+def chosen_from(op: Choose) -> list[tuple[str, Member]]:
+    """References of a choice's keys that the chosen attribute indexes, with their kind (`pool`, `stage`)."""
+    found: list[tuple[str, Member]] = []
+    for _, node in walk(op.keys):
+        for kind in ("pool", "stage"):
+            ref = getattr(node, kind, None)
+            if isinstance(ref, Member) and ref.index == Attr(op.attr):
+                found.append((kind, ref))
     return found
 
 

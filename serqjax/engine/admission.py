@@ -9,18 +9,16 @@ in which the room is there allocates.
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
-from . import sharing
-from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot, whole
-from .clock import cancel_wake, free_server, never_asks
-from .expr import Env, Value, evaluate, total_order
+from .access import FAR, least, load, load_at, pack, store, store_at, whole
+from .expr import Env, Value, evaluate, select
 from .faults import Fault
+from .holds import caches, innermost, outermost, table, take_of
 from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
-from .memory import act_at, attr_set, table
+from .memory import act_at, attr_set
 from .views import (
     Attributes,
     amount,
@@ -34,28 +32,14 @@ from .views import (
     round_up,
     seconds,
     stage_state,
+    stray,
 )
+from .withdraw import withdraw
 
 EPS = 1e-9
 
 
 # ---------------------------------------------------------------- selection by keys
-
-
-def select(keys: list[Value], sequence: Array, mask: Array, *, latest: bool = False) -> tuple[Array, Array]:
-    """Whether any row is in `mask`, and the row with the least keys, then the least (or greatest) `sequence`.
-
-    `keys`: float64 `[rows]` each; `sequence`: int64 `[rows]`, distinct, the row in its low bits.
-    """
-    for key in keys:
-        order = total_order(jnp.broadcast_to(key, mask.shape))
-        best = jnp.min(jnp.where(mask, order, jnp.iinfo(jnp.int64).max))
-        mask = mask & (order == best)
-    if latest:
-        found = jnp.max(jnp.where(mask, sequence, -FAR))
-        return found > -FAR, unpack_slot(found)
-    found, row = least(sequence, mask)
-    return found < FAR, row
 
 
 def select_waiting(w: Lane, pool: int | Array, only: int | None = None) -> tuple[Array, Array]:
@@ -76,8 +60,9 @@ def select_waiting(w: Lane, pool: int | Array, only: int | None = None) -> tuple
             pool=pool_state(w, jnp.arange(w.line.shape[0])),
             stage=stage_state(w),
             register=register_state(w),
+            stray=stray(w),
         )
-        keys = [evaluate(k, env) for k in w.plan.skeleton.pools[p].queue.keys]
+        keys = [evaluate(k, env, waiting & (w.line == p)) for k in w.plan.skeleton.pools[p].queue.keys]
         _, chosen = select(keys, w.line_seq, waiting & (w.line == p))
         slot = jnp.where(exists & (front >= 0) & (jnp.asarray(pool) == p), chosen, slot)
     return exists, slot
@@ -87,9 +72,12 @@ def select_waiting(w: Lane, pool: int | Array, only: int | None = None) -> tuple
 
 
 class Header:
-    """Amounts of the hold that a session waits for, evaluated for it now; lets overlay its attributes."""
+    """Amounts of the hold that a session waits for, evaluated for it now; lets overlay its attributes.
 
-    def __init__(self, w: Lane, slot: Array, left: Value, stage: Value):
+    `live_in`: where there is such a session, so that its errors count.
+    """
+
+    def __init__(self, w: Lane, slot: Array, left: Value, stage: Value, live_in: Value = True):
         plan = w.plan
         self.w, self.slot = w, slot
         (self.scope,) = w.fence(load(w.admitting, slot))
@@ -105,18 +93,21 @@ class Header:
         done: dict[object, tuple[list[Value], list[Value], list[Value], Value]] = {}
 
         def budget_left(s: int) -> Value:
-            if left is not None and plan.skeleton.pools[self_first].admit_via == plan.skeleton.stages[s].name:
+            if left is not None and via == {plan.skeleton.stages[s].name}:
                 return left
             from .views import open_budget
 
             return open_budget(w, s) if left is None else jnp.where(stage == s, left, open_budget(w, s))
 
+        order: dict[int, Array] = {}
+        if plan.computed_holds:
+            order = {p: take_of(w, slot, self.scope, p) for s in plan.scopes for p in s.pools}
         for i, s in enumerate(plan.scopes):
-            self_first = s.pools[0]
+            via = {plan.skeleton.pools[p].admit_via for p in s.takes[0]}
             shape = (
                 s.scope.lets,
                 s.scope.reuse,
-                tuple((p, t.units, t.reserve) for t, p in zip(s.scope.takes, s.pools)),
+                tuple((ps, t.units, t.reserve) for t, ps in zip(s.scope.takes, s.takes)),
             )
             if shape not in done:
                 view = Attributes.__new__(Attributes)
@@ -129,24 +120,28 @@ class Header:
                     pool=pool_state(w, slot),
                     stage=stage_state(w, budget_left),
                     register=register_state(w),
+                    stray=stray(w, slot),
                 )
+                live = live_in & (self.scope == i)
                 for let in s.scope.lets:
-                    view.set(let.attr, evaluate(let.value, env), jnp.bool_(True))
-                units = [evaluate(t.units, env) for t in s.scope.takes]
+                    view.set(let.attr, evaluate(let.value, env, live), jnp.bool_(True))
+                units = [evaluate(t.units, env, live) for t in s.scope.takes]
                 needs = [
-                    u if t.reserve is None else jnp.maximum(u, evaluate(t.reserve, env))
+                    u if t.reserve is None else jnp.maximum(u, evaluate(t.reserve, env, live))
                     for u, t in zip(units, s.scope.takes)
                 ]
-                reuse = jnp.float64(jnp.inf) if s.scope.reuse is None else evaluate(s.scope.reuse, env)
+                reuse = jnp.float64(jnp.inf) if s.scope.reuse is None else evaluate(s.scope.reuse, env, live)
                 done[shape] = (list(view.values), units, needs, reuse)
             values, units, needs, reuse = done[shape]
             mine = self.scope == i
             final = [jnp.where(mine, v, f) if v is not f else f for v, f in zip(values, final)]
             self.reuse = jnp.where(mine, reuse, self.reuse)
-            for pool, u, need in zip(s.pools, units, needs):
-                self.units[pool] = jnp.where(mine, u, self.units[pool])
-                self.need[pool] = jnp.where(mine, need, self.need[pool])
-                self.takes[pool] = self.takes[pool] | mine
+            for k, (pools, u, need) in enumerate(zip(s.takes, units, needs)):
+                for pool in pools:
+                    here = mine & (order[pool] == k) if order else mine
+                    self.units[pool] = jnp.where(here, u, self.units[pool])
+                    self.need[pool] = jnp.where(here, need, self.need[pool])
+                    self.takes[pool] = self.takes[pool] | here
         self.attrs.values = final
 
     def check(self, mask: Array) -> None:
@@ -218,14 +213,14 @@ def try_sweep(w: Lane) -> tuple[Array, Array]:
 
 
 def _growing_column(w: Lane, slot: Array, pool: Array) -> Array:
-    return jnp.asarray(w.plan.innermost)[load(w.scope, slot), jnp.maximum(pool, 0)]
+    return innermost(w, slot, load(w.scope, slot), jnp.maximum(pool, 0))
 
 
 def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
     """Test the hold that a line offers and start its admission; returns where it did not fit (or nobody waits)."""
     exists, slot, on, pool = w.fence(*select_waiting(w, pool), on, pool)
-    header = Header(w, slot, left, stage)
     trying = on & exists
+    header = Header(w, slot, left, stage, trying)
     header.check(trying)
     header.units = list(w.fence(*header.units))
     header.need = list(w.fence(*header.need))
@@ -242,14 +237,12 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     own = [jnp.float64(0.0)] * n
     reuse = jnp.maximum(header.reuse, 0.0)
     w.fail(on & jnp.isnan(header.reuse), Fault.bad_amount, slot, -1)
-    keeps = np.zeros((max(1, len(plan.scopes)), n), bool)
-    for i, s in enumerate(plan.scopes):
-        for take, pool in zip(s.scope.takes, s.pools):
-            keeps[i, pool] = take.keep is not None
+    kept = {p for s in plan.scopes for t, ps in zip(s.scope.takes, s.takes) if t.keep is not None for p in ps}
     for pool in range(n):
-        if not keeps[:, pool].any():
+        if pool not in kept:
             continue
-        here = on & table(keeps)[jnp.maximum(header.scope, 0), pool]
+        take = take_of(w, slot, header.scope, pool)
+        here = on & header.takes[pool] & caches(w, header.scope, pool, take)
         index, size = own_entry(w, pool, slot)
         here = here & (index >= 0)
         usable = jnp.where(jnp.isinf(reuse), size, round_down(w, pool, jnp.where(jnp.isinf(reuse), 0.0, reuse)))
@@ -339,7 +332,7 @@ def select_victim(w: Lane, pool: int) -> tuple[Array, Array]:
     plan = w.plan
     preempt_spec = plan.skeleton.pools[pool].preempt
     assert preempt_spec is not None
-    column = jnp.asarray(plan.innermost)[w.scope, pool]  # a session outside all scopes reads the last row
+    column = innermost(w, None, w.scope, pool)
     holds = (column >= 0) & (w.pc >= 0)
     stages = plan.memory_stages[pool]
     if stages:
@@ -371,8 +364,9 @@ def select_victim(w: Lane, pool: int) -> tuple[Array, Array]:
             },
             pool=pool_state(w, jnp.arange(w.adm.shape[0])),
             stage=stage_state(w),
+            stray=stray(w),
         )
-        keys = [evaluate(k, env) for k in preempt_spec.order.keys]
+        keys = [evaluate(k, env, holds) for k in preempt_spec.order.keys]
     return select(keys, sequence, holds, latest=True)
 
 
@@ -380,7 +374,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
     """Take a session off its stage and start to give back its hold of `pool` and all inside it."""
     plan = w.plan
     slot = jnp.maximum(victim, 0)
-    column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(pool, 0)]
+    column = innermost(w, slot, load(w.scope, slot), jnp.maximum(pool, 0))
     computed = load_at(w.pos, column, slot)
     before = load_at(w.preempted_pos, pool, slot)
     stuck = on & (before >= 0) & (before >= computed - EPS) & ~load(w.stuck, slot)
@@ -398,55 +392,12 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
             w.livelock = w.livelock | (lone & load(w.hopeless, slot))
             w.put("hopeless", slot, True, lone)
     if w.has("mode"):
-        stage = load(w.stage, slot)
-        listed = on & (load(w.give_key, slot) >= 0)
-        planned = listed & w.planning & (stage == w.cursor)
-        w.pick(planned, owed=w.owed + load(w.given, slot))
-        w.add_at("stage_listed", stage, -1, listed & ~planned)
-        w.put("give_key", slot, -1, on)
         w.put("preempted", slot, True, on)
         w.pick(on & w.planning, preempting=True)
         if w.has("preempted_n"):
             w.bump("preempted_n", on & w.planning)
-    leave_everything(w, slot, on)
+    withdraw(w, slot, on)
     w.pick(on, unwind=victim, unwind_how=PREEMPT, unwind_pool=pool)
-
-
-def leave_everything(w: Lane, slot: Array, on: Array) -> None:
-    """Take a session off the ready list, its stage, its line and its pool's growers."""
-    stage = load(w.stage, slot)
-    sharing.count(w, "number", slot, stage, -1, on & (stage >= 0))
-    latent = on & False
-    if w.has("latent"):
-        latent = on & load(w.latent, slot)
-        sharing.count(w, "latents", slot, stage, -1, latent)
-        never_asks(w, slot, latent)
-        w.put("latent", slot, False, on)
-    if w.has("group"):
-        sharing.leave(w, slot, on)
-    if w.has("links"):
-        w.put("links", slot, 0, on)
-    w.put("stage", slot, -1, on)
-    w.readies = w.readies - (on & (load(w.ready, slot) < FAR))
-    w.put("ready", slot, FAR, on)
-    if w.has("line"):
-        line = load(w.line, slot)
-        w.add_at("queued", line, -1, on & (line >= 0))
-        w.put("line", slot, -1, on)
-        w.put("line_seq", slot, FAR, on)
-    if w.has("deadline"):
-        w.disarm(slot, on)
-    if w.has("waits"):
-        waits = load(w.waits, slot)
-        w.add_at("waits_n", waits, -1, on & (waits >= 0))
-        w.put("waits", slot, -1, on)
-        w.put("waits_key", slot, FAR, on)
-    if w.has("wake"):
-        served = on & (load(w.wake, slot) < FAR)
-        cancel_wake(w, slot, served)
-        if w.has("busy"):
-            free_server(w, stage, served & ~latent)
-            w.put("line_key", slot, FAR, on)
 
 
 # ---------------------------------------------------------------- room and allocation
@@ -521,6 +472,8 @@ def eviction_keys(w: Lane, pool: int) -> list[Value]:
     """Keys of all cache entries, `[entries]`: attributes of the live owner, else the snapshot."""
     owner = jnp.maximum(w.entry_slot, 0)
     live = (w.serial[owner] == w.entry_owner) & (w.pc[owner] >= 0)
+    if w.has("legs"):
+        live = live & (w.leg[owner] < 0)
     waiting = live & (w.line[owner] >= 0)
 
     def attr(name: str) -> Value:
@@ -540,8 +493,10 @@ def eviction_keys(w: Lane, pool: int) -> list[Value]:
         },
         pool=pool_state(w, None),
         stage=stage_state(w),
+        stray=stray(w, -1),
     )
-    return [evaluate(k, env) for k in w.plan.skeleton.pools[pool].evict.keys]
+    alive = (w.entry_size > 0) & (w.entry_pool == pool)
+    return [evaluate(k, env, alive) for k in w.plan.skeleton.pools[pool].evict.keys]
 
 
 def allocate(w: Lane) -> None:
@@ -581,12 +536,11 @@ def allocate(w: Lane) -> None:
 def take_order(w: Lane) -> tuple[list[Array], list[bool]]:
     """Place of each pool among the takes of the scope that the ask admits (-1: not taken); which pools any takes."""
     n = len(w.plan.skeleton.pools)
-    order = np.full((max(1, len(w.plan.scopes)), n), -1, np.int32)
-    for i, s in enumerate(w.plan.scopes):
-        for k, pool in enumerate(s.pools):
-            order[i, pool] = k
     scope = jnp.maximum(load(w.admitting, w.ask), 0)
-    return [table(order)[scope, pool] for pool in range(n)], [bool((order[:, p] >= 0).any()) for p in range(n)]
+    some = {p for s in w.plan.scopes for p in s.pools}
+    none = jnp.full_like(scope, -1)
+    order = [take_of(w, w.ask, scope, pool) if pool in some else none for pool in range(n)]
+    return order, [pool in some for pool in range(n)]
 
 
 def record_admission(w: Lane, on: Array, before: Array) -> None:
@@ -610,10 +564,6 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
     (scope,) = w.fence(load(w.admitting, slot))
     n = len(plan.skeleton.pools)
     depth = table(plan.scope_table(lambda s: s.depth))[jnp.maximum(scope, 0)]
-    outside = np.zeros((max(1, len(plan.scopes)), n), bool)
-    for i, s in enumerate(plan.scopes):
-        for pool in s.pools:
-            outside[i, pool] = s.parent >= 0 and plan.innermost[s.parent, pool] >= 0
     if w.has("actions"):
         record_admission(w, on, jnp.int32(n))
     order, taken = take_order(w)
@@ -625,7 +575,7 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
         w.s["alloc"] = store_at(w.alloc, column, slot, w.ask_units[pool], here)
         w.s["pos"] = store_at(w.pos, column, slot, w.ask_own[pool], here)
         w.add("admissions", pool, 1, here)
-        w.add("holders", pool, 1, here & table(~outside)[jnp.maximum(scope, 0), pool])
+        w.add("holders", pool, 1, here & outermost(w, slot, scope, pool))
     w.s["grown"] = store_at(w.grown, depth, slot, False, on)
     if w.has("hold_seq"):
         for pool, some in enumerate(taken):
@@ -635,6 +585,9 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
     w.put("scope", slot, scope, on)
     w.put("admitting", slot, -1, on)
     w.put("admitted", slot, True, on)
+    if w.has("legs"):
+        root = load(w.root, slot)
+        w.put("admitted", root, True, on & (root >= 0))
     w.put("adm", slot, w.adm_seq, on)
     w.adm_seq = w.adm_seq + on
     if w.has("opened_by"):

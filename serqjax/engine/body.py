@@ -21,7 +21,7 @@ from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
 from .lane import Lane
 from .planner import give, may_plan, serve_env, unconsidered
-from .views import pool_state, register_state, residents_ctx, stage_state
+from .views import pool_state, register_state, residents_ctx, stage_state, stray
 
 
 def follow(w: Lane) -> tuple[Array, Array]:
@@ -54,7 +54,7 @@ class Course:
         self.slot = jnp.int32(0)
         self.env = Env(
             w.plan, w.job.numbers, ctx=residents_ctx(w, stage) | self.so_far(), pool=pool_state(w, None),
-            stage=stage_state(w), register=register_state(w),
+            stage=stage_state(w), register=register_state(w), stray=stray(w, -1),
         )  # fmt: skip
 
     def so_far(self) -> dict[str, Value]:
@@ -126,8 +126,8 @@ class Course:
         here = here & (w.left > 0) & ~self.stopped
         env = serve_env(w, self.stage)
         rows = unconsidered(w) & (w.passed != self.seq) & among
-        wanted = rows if only is None else rows & (evaluate(only, env) != 0.0)
-        keys = [jnp.broadcast_to(evaluate(key, env), rows.shape) for key in order.keys]
+        wanted = rows if only is None else rows & (evaluate(only, env, rows & here) != 0.0)
+        keys = [jnp.broadcast_to(evaluate(key, env, rows & here), rows.shape) for key in order.keys]
         sequence = pack(w.adm, jnp.arange(rows.shape[0]))
         found, slot = select(keys, sequence, wanted)
         some, slot = w.fence(here & found, slot)

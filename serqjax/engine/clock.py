@@ -20,7 +20,7 @@ from ..ir.itl import edges
 from ..ir.program import Delay, Fifo, ProcessorSharing
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
-from . import sharing
+from . import estimates, legs, sharing
 from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, rint, store, unpack_slot, whole
 from .expr import Env, Value
 from .faults import Fault
@@ -173,6 +173,7 @@ def advance(w: Lane) -> None:
     to_come = w.next_arrive < FAR
     empty = (w.live == 0) & ~to_come
     drained = empty & (w.job.limit < FAR)
+    quiet = (kind == 0) if w.has("legs") else jnp.bool_(True)  # no leg runs on without its session
     stuck = (kind == 0) & (w.live > 0)
     stopped = w.job.stop & (stuck | w.livelock)
     over = (kind == 0) | (tick > w.job.horizon) | (~bounded & w.livelock)
@@ -186,7 +187,7 @@ def advance(w: Lane) -> None:
     verdict = jnp.where(
         w.livelock,
         Verdict.livelock,
-        jnp.where(empty, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
+        jnp.where(empty & quiet, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
     )
     w.pick(finish, verdict=verdict.astype(jnp.int32), end_tick=until)
     go = on & ~finish
@@ -217,7 +218,14 @@ def when_share_ends(w: Lane, mask: Array) -> None:
 
 def when_iteration_ends(w: Lane, stage: Array, mask: Array) -> None:
     """`end_iteration`, skipped where no instance of the batch needs it."""
-    w.only(mask, lambda w: w.residents(lambda w: end_iteration(w, stage, mask)))
+
+
+    def ends(w: Lane) -> None:
+        seen = w.residents(lambda w: end_iteration(w, stage, mask))
+        if w.plan.leg_engines:
+            legs.count_tokens(w, *seen)
+
+    w.only(mask, ends)
 
 
 def arrive(w: Lane, mask: Array) -> None:
@@ -248,6 +256,11 @@ def finish_job(w: Lane, slot: Array, mask: Array) -> Array:
         ("service_tick", w.now - began, kept),
     ):  # fmt: skip
         sharing.count(w, name, slot, stage, value, counts)
+    if w.has("est_gap"):
+        sharing.on_stages(
+            w, slot, stage, mask,
+            lambda place, on: estimates.feed(w, place, began, began - entered, w.now - began, on),
+        )  # fmt: skip
     if w.has("links"):
         w.put("links", slot, 0, mask)
     w.make_ready(slot, mask)
@@ -332,8 +345,11 @@ def start_service(w: Lane, slot: Array, work_s: Array, mask: Array) -> None:
     schedule_wake(w, slot, work_s, mask)
 
 
-def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
-    """Take the tokens of an iteration, count and time them, and let finished jobs go in list order."""
+def end_iteration(w: Lane, stage: Array, mask: Array) -> tuple[Array, Array, Array, Array]:
+    """Take the tokens of an iteration, count and time them, and let finished jobs go in list order.
+
+    **Returns:** `[rows]` each: who had a token, whether a next one, whether a decode's, and their list order.
+    """
     began = w.stage_began[jnp.maximum(stage, 0)]
     here = mask & (w.stage == stage) & (w.give_key >= 0)
     work = jnp.where(here, w.work - w.given, w.work)
@@ -346,8 +362,9 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     gap = w.now - w.last
     w.work = work
     count_gaps(w, stage, following & (w.last >= 0) & w.warm, gap, began)
+    key = w.give_key
     # the client: the first token is pending until something confirms it
-    counts = token & w.open
+    counts = token & w.open if not w.plan.leg_engines else token & False
     known = counts & (w.confirmed >= 0)
     confirms = counts & ~known & decode & (w.first >= 0)
     replaces = counts & ~known & ~confirms
@@ -363,6 +380,8 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
         w.pick(jnp.any(token), watching=False, seen_n=0)
     w.preempted = w.preempted & ~token
     record_tokens(w, stage, token, decode)
+    if w.has("est_gap"):
+        estimates.feed_in_list_order(w, stage, done)
     n_done = jnp.sum(done)
     kept = mask & w.warm
     w.add_at("number", stage, -n_done, mask)
@@ -382,6 +401,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> None:
     w.stage_listed = jnp.where(hot, 0, w.stage_listed)
     w.stage_decodes = jnp.where(hot, 0, w.stage_decodes)
     w.stage_prefills = jnp.where(hot, 0, w.stage_prefills)
+    return token, following, decode, key
 
 
 #: Keys of rows to come, the ready list, confirmation orders, the next number of both.

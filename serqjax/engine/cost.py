@@ -13,7 +13,7 @@ from ..ir.program import Step
 from .expr import Draws, Env, Value, evaluate
 from .lane import Lane
 from .plan import CostShape
-from .views import memory_held, now_s, pool_state, register_state, rounded_ticks, stage_state
+from .views import memory_held, now_s, pool_state, register_state, rounded_ticks, stage_state, stray
 
 assert VARIABLE_SCALE["Attn"] == 2
 
@@ -52,7 +52,7 @@ def float_cost(w: Lane, stage: int, sums: dict[str, Value], draws: Draws | None,
     take = None if draws is None else draws.take
     env = Env(
         w.plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w), draw=take,
-        register=register_state(w),
+        register=register_state(w), stray=stray(w, -1),
     )  # fmt: skip
     seconds = jnp.maximum(evaluate(kind.cost, env, live), 0.0)
     return rounded_ticks(seconds, w.plan.skeleton.tick_s), ~(seconds > 0)

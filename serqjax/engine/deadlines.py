@@ -14,9 +14,9 @@ import numpy as np
 
 from ..report.raw import Action
 from .access import load, store_column
-from .admission import leave_everything
+from .holds import table
 from .lane import JUMP, Lane
-from .memory import table
+from .withdraw import withdraw
 
 
 def come(w: Lane) -> None:
@@ -25,11 +25,7 @@ def come(w: Lane) -> None:
     target = jnp.maximum(load(w.deadline_to, slot), 0)
     on, slot, target = w.fence(on, slot, target)
     w.act(on, Action.deadline, load(w.serial, slot), 0, 0)
-    if w.has("mode"):
-        listed = on & (load(w.give_key, slot) >= 0)
-        w.add_at("stage_listed", load(w.stage, slot), -1, listed)
-        w.put("give_key", slot, -1, on)
-    leave_everything(w, slot, on)
+    withdraw(w, slot, on)
     if w.has("preempted_pos"):
         w.s["preempted_pos"] = store_column(w.preempted_pos, slot, -1.0, on)
     w.put("pc", slot, target, on)

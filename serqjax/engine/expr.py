@@ -29,9 +29,11 @@ from ..ir.expr import (
     Distribution,
     Expr,
     Inf,
+    Member,
     Num,
     Param,
     PoolState,
+    Price,
     Reg,
     Sample,
     StageState,
@@ -39,6 +41,7 @@ from ..ir.expr import (
 )
 from ..tape import draws
 from ..tape.rounding import product, quotient
+from .access import FAR, least, unpack_slot
 from .plan import Plan
 
 Value = Any  # a float64 array, scalar or vector over a table
@@ -47,7 +50,8 @@ Value = Any  # a float64 array, scalar or vector over a table
 class Env:
     """What names mean at one position; positions override what they offer.
 
-    **Arguments:** `plan`; `numbers`: the instance's numbers, `[numbers]` float64.
+    **Arguments:** `plan`; `numbers`: the instance's numbers, `[numbers]` float64; `stray`: told where an index is no
+    member of an array (by its place in `Plan.arrays`).
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Env:
         draw: Callable[[int, Value], Scalars] | None = None,
         register: Callable[[str], Value] | None = None,
         aggregate: Callable[[str, str], Value] | None = None,
+        stray: Callable[[Value, int], None] | None = None,
     ):
         self.plan = plan
         self.numbers = numbers
@@ -72,6 +77,24 @@ class Env:
         self.draw = draw
         self.register = register
         self.aggregate = aggregate
+        self.stray = stray
+
+    def member(self, ref: Member, members: tuple[int, ...], live: Value = True) -> Value:
+        """The index of a computed member, int32, clamped into the array; one that is no member is told to `stray`."""
+        index = jnp.asarray(evaluate(ref.index, self, live))
+        last = len(members) - 1
+        fine = (index >= 0.0) & (index <= last) & (index == jnp.floor(index))
+        assert self.stray is not None
+        self.stray(live & ~fine, self.plan.arrays.index((ref.array, members)))
+        return jnp.where(fine, index, 0.0).astype(jnp.int32)
+
+    def pick(self, ref: Member, members: tuple[int, ...], read: Callable[[int], Value], live: Value) -> Value:
+        """What `read` says of the member that an index names."""
+        index = self.member(ref, members, live)
+        found = read(members[-1])
+        for i in reversed(range(len(members) - 1)):
+            found = jnp.where(index == i, read(members[i]), found)
+        return found
 
     def number(self, node: Num | Param | Inf) -> Value:
         if isinstance(node, Inf):
@@ -115,14 +138,25 @@ def evaluate(expr: Expr, env: Env, live: Value = True) -> Value:
             assert env.register is not None
             return env.register(name)
         case PoolState(fun, ref):
-            assert env.pool is not None
-            return env.pool(fun, env.plan.pool(ref))
+            pool = env.pool
+            assert pool is not None
+            if isinstance(ref, Member):
+                return env.pick(ref, env.plan.pools_of(ref), lambda p: pool(fun, p), live)
+            return pool(fun, env.plan.pool(ref))
         case StageState(fun, ref):
-            assert env.stage is not None
-            return env.stage(fun, env.plan.stage(ref))
+            stage = env.stage
+            assert stage is not None
+            if isinstance(ref, Member):
+                return env.pick(ref, env.plan.stages_of(ref), lambda s: stage(fun, s), live)
+            return stage(fun, env.plan.stage(ref))
         case Agg(fun, observe):
             assert env.aggregate is not None
             return env.aggregate(fun, observe)
+        case Price(ref, service, delay):
+            rate = evaluate(StageState("EstLambda", ref), env, live)
+            load = evaluate(StageState("EstRho", ref), env, live)
+            wait = evaluate(StageState("EstWait", ref), env, live)
+            return _price(rate, load, wait, evaluate(service, env, live), evaluate(delay, env, live))
         case Sample(dist, args):
             return _sample(dist, args, env, live)
         case Unary(op, a):
@@ -142,6 +176,19 @@ def evaluate(expr: Expr, env: Env, live: Value = True) -> Value:
         case Call(fun, args):
             return _FUNCTIONS[fun](*(evaluate(a, env, live) for a in args))
     raise TypeError(f"{type(expr).__name__} is not an expression of this engine")
+
+
+def _price(rate: Value, load: Value, wait: Value, service: Value, delay: Value) -> Value:
+    """Expected delay caused by a service lengthened from `service` by `delay` (semantics section 13)."""
+
+    def times(a: Value, b: Value) -> Value:
+        return product(*jnp.broadcast_arrays(a, b))
+
+    free = 1.0 - load
+    longer = times(service + delay, service + delay) - times(service, service)
+    queue = quotient(*jnp.broadcast_arrays(times(rate, longer), 2.0 * free))
+    own = quotient(*jnp.broadcast_arrays(times(times(rate, wait), delay), free))
+    return delay + queue + own
 
 
 def _truth(x: Value) -> Value:
@@ -165,6 +212,22 @@ def total_order(x: Value) -> Value:
     """int64 that sorts as the total order on doubles does (-0 before +0)."""
     bits = lax.bitcast_convert_type(x, jnp.int64)
     return jnp.where(bits < 0, bits ^ jnp.int64(0x7FFFFFFFFFFFFFFF), bits)
+
+
+def select(keys: list[Value], sequence: Array, mask: Array, *, latest: bool = False) -> tuple[Array, Array]:
+    """Whether any row is in `mask`, and the row with the least keys, then the least (or greatest) `sequence`.
+
+    `keys`: float64 `[rows]` each; `sequence`: int64 `[rows]`, distinct, the row in its low bits.
+    """
+    for key in keys:
+        order = total_order(jnp.broadcast_to(key, mask.shape))
+        best = jnp.min(jnp.where(mask, order, jnp.iinfo(jnp.int64).max))
+        mask = mask & (order == best)
+    if latest:
+        found = jnp.max(jnp.where(mask, sequence, -FAR))
+        return found > -FAR, unpack_slot(found)
+    found, row = least(sequence, mask)
+    return found < FAR, row
 
 
 _BINARY: dict[str, Callable[[Value, Value], Value]] = {

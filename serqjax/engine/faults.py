@@ -23,6 +23,10 @@ class Fault(IntEnum):
     capacity = 12
     iteration_test = 13
     register = 14
+    member = 15
+    same_member = 16
+    count = 17
+    live_leg = 18
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -52,5 +56,18 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     ),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),
+    Fault.member: (
+        Verdict.error,
+        "session {serial}: an index of `{array}` is not a whole number from 0 to {last}",
+    ),
+    Fault.same_member: (
+        Verdict.error,
+        "session {serial}: two parts of the hold `{scope}` name one member: a hold takes each pool once",
+    ),
+    Fault.count: (Verdict.error, "session {serial}: the count of a choice is not a whole number, at state `{state}`"),
+    Fault.live_leg: (
+        Verdict.error,
+        "session {serial} ends while a leg it forked runs: join before the end, at state `{state}`",
+    ),
     Fault.no_hold: (Verdict.error, "session {serial}: growth of pool `{pool}` outside a hold of it"),
 }

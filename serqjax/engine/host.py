@@ -31,7 +31,7 @@ from .access import FAR
 from .faults import Fault
 from .lane import RUNNING, Capacities, Data, Job, Tape, fields
 from .layout import BUFFERS, Layout, Packed
-from .loop import final_needs, loop
+from .loop import final_needs, final_waits, loop
 from .plan import Plan, make_plan
 from .result import Drained, raw_run
 from .step import Config, action_margin
@@ -318,12 +318,16 @@ class Batch:
         needs = np.full((len(over), pools, pools), -1.0)
         if self.plan.has_holds and bool((state.layout.view(rows, "queued") > 0).any()):
             needs = np.asarray(final_needs(self.plan)(state, job, data, tape))
+        waits = None
+        if self.plan.has_legs and self.plan.has_holds and bool(state.layout.view(rows, "joining").any()):
+            waits = [np.asarray(x) for x in final_waits(self.plan)(state, job, data, tape)]
         finished = []
         for lane, index in enumerate(todo):
             if over[lane]:
                 values = state.layout.lane(rows, lane)
+                stuck = None if waits is None else (waits[0][lane], waits[1][lane])
                 run = raw_run(
-                    self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane],
+                    self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane], stuck,
                     self.numbers[self.which[index]], self.trace,
                 )  # fmt: skip
                 run.extra["memory_bytes"] = memory

@@ -30,7 +30,7 @@ from .plan import Plan
 # focus: what an instance does next
 EVENT, SETTLE, STAGES = 0, 1, 2
 # how an unwinding goes on when its scopes are closed
-LEAVE, END, PREEMPT, REJECT, JUMP = 1, 2, 3, 4, 5
+LEAVE, END, PREEMPT, REJECT, JUMP, END_LEG = 1, 2, 3, 4, 5, 6
 # who asked for units
 ADMIT, GIVE, GROW, REGROW = 1, 2, 3, 4
 # how a hold joins a line
@@ -234,6 +234,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "alloc": full((H, S), 0.0, f64),
             "pos": full((H, S), 0.0, f64),
             "grown": full((plan.depth, S), False, bool),
+            **({"take": full((H, S), -1, i32)} if plan.computed_holds else {}),  # see holds.py
             "tail_seq": full((), 0, i64),
             "head_seq": full((), 0, i64),
             "join": full((), -1, i32),
@@ -312,6 +313,23 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "anchor": full((), 0, i64),
             "preemptions": full((P,), 0, i64),
             "stuck_n": full((P,), 0, i64),
+        }
+    if plan.has_legs:
+        state |= {
+            "root": full((S,), -1, i32),  # of a leg: row of the session that forked it, -1 once that is gone
+            "leg": full((S,), -1, i64),  # its place among the legs of its session, -1 for a session
+            "legs": full((S,), 0, i64),  # live legs
+            "forks": full((S,), 0, i64),
+            "joining": full((S,), False, bool),
+            "fork": full((), -1, i32),  # session that forks now, and where its leg starts
+            "fork_state": full((), -1, i32),
+        }
+    if plan.leg_engines:
+        state["client_last"] = full((S,), -1, i64)  # latest token of a session and its legs; `last` is each one's own
+    if any(plan.estimated):
+        # online estimates, seconds; NaN before the first
+        state |= {
+            f"est_{name}": full((T,), np.nan, f64) for name in ("start", "gap", "service", "wait")
         }
     if any(plan.holder_order):
         state["hold_seq"] = full((H, S), FAR, i64)  # place of each hold in its pool's list of holders
@@ -599,6 +617,8 @@ class Lane:
         calm = self.running & (self.unwind < 0) & (self.sweep >= len(self.plan.skeleton.pools))
         if self.has("join"):
             calm &= (self.join < 0) & (self.ask < 0)
+        if self.has("fork"):
+            calm &= self.fork < 0
         return calm
 
     @property

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from ..ir.expr import Attr, Ctx, Expr, Sample
-from ..ir.program import Drop, Require, Set
+from ..ir.expr import Attr, Ctx, Expr, Price, Sample
+from ..ir.program import Choose, Drop, Require, Set
 from ..ir.structure import walk
 from .access import FAR
 from .lane import Lane
@@ -32,6 +32,8 @@ def decisive(plan: Plan) -> tuple[str, ...] | None:
         (op.attr, op.value) for ops in (p.turn, *(s.ops for s in p.states)) for op in ops if isinstance(op, Set)
     ]
     assigned += [(let.attr, let.value) for scope in p.scopes for let in scope.lets]
+    chosen = [op for s in p.states for op in s.ops if isinstance(op, Choose)]
+    assigned += [(op.attr, part) for op in chosen for part in (op.count, *op.keys)]
     parts: list[Any] = [p.pools, p.stages, *((s.takes, s.reuse) for s in p.scopes), *(s.exit for s in p.states)]
     parts += [op for s in p.states for op in s.ops if isinstance(op, (Drop, Require))]
     read: set[str] = set()
@@ -39,7 +41,7 @@ def decisive(plan: Plan) -> tuple[str, ...] | None:
     while todo:
         part = todo.pop()
         for _, node in walk(part):
-            if isinstance(node, Sample) or node == Ctx("Now"):
+            if isinstance(node, (Sample, Price)) or node == Ctx("Now"):
                 return None
             if isinstance(node, Attr) and node.name not in read:
                 read.add(node.name)
@@ -76,6 +78,8 @@ def fingerprint(w: Lane) -> Array:
     ]  # fmt: skip
     columns += [w.alloc[i] for i in range(w.alloc.shape[0])] + [w.pos[i] for i in range(w.pos.shape[0])]
     columns += [w.attr[:, w.plan.attr_index[name]] for name in decisive(w.plan) or ()]
+    if w.has("legs"):
+        columns += [w.leg, w.legs, w.joining]
     if w.has("wake"):
         columns.append(jnp.where(w.wake < FAR, w.wake - w.now, -1))
     if w.has("rate"):

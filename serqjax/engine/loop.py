@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .access import LANES, OneByOne, Together
-from .lane import RUNNING, Data, Job, Tape
+from .lane import RUNNING, Data, Job, Lane, Tape
 from .layout import Packed
 from .plan import Plan
 from .step import Config, turn
@@ -90,7 +90,6 @@ def final_needs(plan: Plan) -> Callable[..., Any]:
     """`(state, job, data, tape) -> need [lines, pools]`: what each line's selected hold asks of the pools whose cap it
     exceeds at the end; -1 where it exceeds none."""
     from .admission import Header, select_waiting
-    from .lane import Lane
     from .views import cap, round_up
 
     def one(s: dict[str, Array], job: Job, data: Data, tape: Tape) -> Array:
@@ -109,6 +108,39 @@ def final_needs(plan: Plan) -> Callable[..., Any]:
         return jnp.stack(needs)
 
     def run(state: Packed, job: Job, data: Data, tape: Tape) -> Array:
+        each = jax.vmap(lambda a, b, c: one(state.layout.unpack(a), b, data, c), in_axes=(0, 0, 0), axis_name=LANES)
+        return each(state.rows, job, tape)
+
+    return jax.jit(run)
+
+
+@functools.lru_cache(maxsize=256)
+def final_waits(plan: Plan) -> Callable[..., Any]:
+    """`(state, job, data, tape) -> (lacks, holds)`, `[instances, slots, pools]` bool each: the pools in which a waiting
+    session lacks room at the end, and those of which a session holds something."""
+    from .admission import EPS, Header
+    from .holds import innermost
+    from .views import cap, round_up
+
+    def one(s: dict[str, Array], job: Job, data: Data, tape: Tape) -> tuple[Array, Array]:
+        w = Lane(s, plan, job, data, tape, jnp.bool_(True), Together())
+        slots = jnp.arange(w.pc.shape[0], dtype=jnp.int32)
+
+        def lacks(slot: Array) -> Array:
+            inner = Lane(s, plan, job, data, tape, jnp.bool_(True), Together())
+            header = Header(inner, slot, None, jnp.int32(-1))
+            row = []
+            for p in range(len(plan.skeleton.pools)):
+                short = jnp.bool_(False)
+                if plan.finite[p]:
+                    short = inner.used[p] + round_up(inner, p, header.need[p]) > cap(inner, p) + EPS
+                row.append(short & header.takes[p] & (inner.line[slot] >= 0))
+            return jnp.stack(row)
+
+        columns = [innermost(w, None, w.scope, p) >= 0 for p in range(len(plan.skeleton.pools))]
+        return jax.vmap(lacks)(slots), jnp.stack(columns, axis=1) & (w.pc >= 0)[:, None]
+
+    def run(state: Packed, job: Job, data: Data, tape: Tape) -> tuple[Array, Array]:
         each = jax.vmap(lambda a, b, c: one(state.layout.unpack(a), b, data, c), in_axes=(0, 0, 0), axis_name=LANES)
         return each(state.rows, job, tape)
 

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 from ..ir.program import Closed, Enter
 from ..report.raw import Action, RequestStatus
-from .access import FAR, either, least, load, load_at, lookup, pack, store, store_at
+from .access import FAR, either, least, load, load_at, pack, store, store_at
 from .expr import Env, Value, evaluate
 from .faults import Fault
-from .lane import END, HEAD, JUMP, LEAVE, PREEMPT, REJECT, TAIL, Lane
+from .holds import outermost, places, table, take_of, taken
+from .lane import END, END_LEG, HEAD, JUMP, LEAVE, PREEMPT, REJECT, TAIL, Lane
+from .legs import finish_leg, orphan
 from .session import close_request
 from .views import (
     Attributes,
@@ -28,27 +27,10 @@ from .views import (
     round_down,
     round_up,
     stage_state,
+    stray,
     to_ticks,
 )
-
-
-class Constant:
-    """A constant table, `[rows]` or `[rows, columns]`, under an index of 0 or more."""
-
-    def __init__(self, rows: object):
-        self.rows = np.asarray(rows)
-
-    def __getitem__(self, index: Any) -> Array:
-        row, column = index if isinstance(index, tuple) else (index, None)
-        if isinstance(column, int):
-            return lookup(self.rows[:, column], row)
-        if column is None and self.rows.ndim == 1:
-            return lookup(self.rows, row)
-        return jnp.asarray(self.rows)[index]
-
-
-def table(rows: object) -> Constant:
-    return Constant(rows)
+from .withdraw import withdraw
 
 
 def give_back(w: Lane) -> None:
@@ -56,30 +38,26 @@ def give_back(w: Lane) -> None:
     on = w.running & (w.unwind >= 0)
     slot, how = w.unwind, w.unwind_how
     if not w.plan.has_holds:
-        finish_session(w, slot, on & (how == END))
         if w.has("deadline"):
             go_on(w, slot, on & (how == JUMP))
         w.pick(on, unwind=-1)
+        finish(w, slot, how, on)
         return
     scope = load(w.scope, slot)
     closes = scope >= 0
     if w.has("deadline"):
         closes &= ~((how == JUMP) & (scope == w.unwind_scope))
     on, scope, open_ = w.fence(on, scope, on & closes)
+    reached = jnp.bool_(False)
+    if w.has("unwind_pool"):
+        reached = open_ & (how == PREEMPT) & taken(w, slot, scope, w.unwind_pool)
     release_scope(w, slot, scope, how, open_)
     parents = w.plan.scope_table(lambda s: s.parent)
     outer = jnp.where(open_, table(parents)[jnp.maximum(scope, 0)], -1)
     w.put("scope", slot, outer, open_)
-    last = (how == LEAVE) | (outer < 0)
+    last = (how == LEAVE) | (outer < 0) | reached
     if w.has("deadline"):
         last |= (how == JUMP) & (outer == w.unwind_scope)
-    reached = jnp.bool_(False)
-    if w.has("unwind_pool"):
-        takes = np.zeros((max(1, len(w.plan.scopes)), len(w.plan.skeleton.pools)), bool)
-        for i, s in enumerate(w.plan.scopes):
-            takes[i, list(s.pools)] = True
-        reached = open_ & (how == PREEMPT) & table(takes)[jnp.maximum(scope, 0), jnp.maximum(w.unwind_pool, 0)]
-        last = last | reached
     done, reached, last = w.fence(on & last, reached, last)
     w.pick(done, unwind=-1)
     leave = done & (how == LEAVE)
@@ -89,7 +67,22 @@ def give_back(w: Lane) -> None:
         go_on(w, slot, done & (how == JUMP))
     if w.has("unwind_pool"):
         requeue(w, slot, scope, done & reached)
-    finish_session(w, slot, done & ((how == END) | (how == REJECT)))
+    finish(w, slot, how, done)
+
+
+def finish(w: Lane, slot: Array, how: Array, done: Array) -> None:
+    """The scopes of a session are closed: what becomes of it. A refused leg ends with its session."""
+    ends = done & ((how == END) | (how == REJECT))
+    if w.has("legs"):
+        leg = done & (load(w.leg, slot) >= 0)
+        root = load(w.root, slot)
+        refused = leg & (how == REJECT)
+        finish_leg(w, slot, leg & ((how == END_LEG) | (how == REJECT)), ~refused)
+        with_it = refused & (root >= 0)
+        withdraw(w, jnp.maximum(root, 0), with_it)
+        w.pick(with_it, unwind=root, unwind_how=REJECT)
+        ends = ends & ~leg
+    finish_session(w, slot, how, ends)
 
 
 def go_on(w: Lane, slot: Array, mask: Array) -> None:
@@ -111,11 +104,7 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
     plan = w.plan
     keeps: dict[object, Value] = {}
     attrs = Attributes(w, slot)
-    pools_order = np.full((max(1, len(plan.scopes)), len(plan.skeleton.pools)), -1, np.int32)
     depth = table(plan.scope_table(lambda s: s.depth))[jnp.maximum(scope, 0)]
-    for i, s in enumerate(plan.scopes):
-        for k, pool in enumerate(s.pools):
-            pools_order[i, pool] = k
     cut = (how == PREEMPT) | (how == JUMP)  # before the scope's own end
     finished = (~cut).astype(jnp.float64)
     base = w.actions_n if w.has("actions") else None
@@ -124,7 +113,7 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
         mine = [i for i, s in enumerate(plan.scopes) if pool in s.pools]
         if not mine:
             continue
-        order = table(pools_order)[jnp.maximum(scope, 0), pool]
+        order = take_of(w, slot, scope, pool)
         here = on & (order >= 0)
         column = depth * n_pools + pool
         alloc = load_at(w.alloc, column, slot)
@@ -141,14 +130,19 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             },
             pool=pool_state(w, slot),
             stage=stage_state(w),
+            stray=stray(w, slot),
         )
         want = jnp.float64(-1.0)
         for i in mine:
-            keep = plan.scopes[i].scope.takes[plan.scopes[i].pools.index(pool)].keep
-            if keep is not None:
-                if (pool, keep) not in keeps:
-                    keeps[pool, keep] = evaluate(keep, env)
-                want = jnp.where(scope == i, keeps[pool, keep], want)
+            for k, (take, members) in enumerate(zip(plan.scopes[i].scope.takes, plan.scopes[i].takes)):
+                if take.keep is None or pool not in members:
+                    continue
+                if (pool, take.keep) not in keeps:
+                    keeps[pool, take.keep] = evaluate(take.keep, env, here)
+                mine = scope == i
+                if len(plan.scopes[i].takes) > 1 and plan.computed_holds:
+                    mine = mine & (order == k)
+                want = jnp.where(mine, keeps[pool, take.keep], want)
         kept = jnp.float64(0.0)
         if plan.caching[pool]:
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
@@ -156,8 +150,7 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         alloc, here, kept = w.fence(alloc, here, kept)
         w.add("used", pool, -alloc, here)
-        outermost = table([not _held_outside(plan, i, pool) for i in range(len(plan.scopes))])[jnp.maximum(scope, 0)]
-        w.add("holders", pool, -1, here & outermost)
+        w.add("holders", pool, -1, here & outermost(w, slot, scope, pool))
         w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)
         if w.has("hold_seq"):
             drop_holder(w, slot, pool, depth, here)
@@ -174,7 +167,7 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
     if w.has("stuck"):
         w.put("hopeless", slot, False, on & (how == LEAVE))
     if base is not None:
-        sizes = table([2 * len(s.pools) for s in plan.scopes])[jnp.maximum(scope, 0)]
+        sizes = table([2 * len(s.takes) for s in plan.scopes])[jnp.maximum(scope, 0)]
         w.actions_n = jnp.where(on, base + sizes, base).astype(jnp.int32)
 
 
@@ -188,11 +181,6 @@ def drop_holder(w: Lane, slot: Array, pool: int, depth: Array, on: Array) -> Non
             deeper = jnp.minimum(deeper, inner)
         moved = jnp.where(depth == d, FAR, jnp.where(deeper < FAR, deeper, places[d]))
         w.s["hold_seq"] = store_at(w.hold_seq, jnp.int32(column), slot, moved, on & (places[d] < FAR))
-
-
-def _held_outside(plan: object, scope: int, pool: int) -> bool:
-    parent = plan.scopes[scope].parent  # type: ignore[attr-defined]
-    return parent >= 0 and bool(plan.innermost[parent, pool] >= 0)  # type: ignore[attr-defined]
 
 
 def act_at(
@@ -235,7 +223,10 @@ def put_entry(
 ) -> None:
     w.put("entry_pool", at, pool, mask)
     w.put("entry_owner", at, -1 if dead else load(w.serial, slot), mask)
-    w.put("entry_slot", at, slot, mask)
+    owner = slot
+    if w.has("legs"):  # the entries are the session's, whoever of its legs makes them
+        owner = jnp.where(load(w.leg, slot) >= 0, load(w.root, slot), slot)
+    w.put("entry_slot", at, owner, mask)
     w.put("entry_size", at, size, mask)
     w.put("entry_last", at, last, mask)
     w.put("entry_seq", at, seq, mask)
@@ -248,10 +239,10 @@ def put_entry(
 # ---------------------------------------------------------------- end of a session
 
 
-def finish_session(w: Lane, slot: Array, mask: Array) -> None:
+def finish_session(w: Lane, slot: Array, how_ended: Array, mask: Array) -> None:
     """The session is gone: its slot is free, under a closed population the next one starts."""
     serial = load(w.serial, slot)
-    rejected = w.unwind_how == REJECT
+    rejected = how_ended == REJECT
     status = either(rejected, int(RequestStatus.rejected), int(RequestStatus.finished))
     close_request(w, slot, status, mask)
     for pool, spec in enumerate(w.plan.skeleton.pools):
@@ -260,6 +251,8 @@ def finish_session(w: Lane, slot: Array, mask: Array) -> None:
             gone = mask & (index >= 0)
             w.put("entry_size", index, 0.0, gone)
             w.add("cached", pool, -size, gone)
+    if w.has("legs"):
+        orphan(w, slot, mask)
     w.act(mask, Action.end, serial, 0, 0)
     w.put("pc", slot, -1, mask)
     w.put("open", slot, False, mask)
@@ -292,27 +285,30 @@ def join_line(w: Lane) -> None:
     attrs = Attributes(w, slot)
     env = Env(
         plan, w.job.numbers, attr=attrs.get, ctx={"Now": lambda: now_s(w)}, pool=pool_state(w, slot),
-        stage=stage_state(w),
+        stage=stage_state(w), stray=stray(w, slot),
     )  # fmt: skip
+    chosen = places(w, slot, scope, env, on)
     refused = jnp.int32(-1)
     asked = jnp.float64(0.0)
     seen: dict[object, Value] = {}
     for i, s in enumerate(plan.scopes):
-        for take, pool in zip(s.scope.takes, s.pools):
+        for place, take, members in zip(chosen, s.scope.takes, s.takes):
             if take.oversize == "wait":
                 continue
-            key = (pool, take.oversize)
-            if key not in seen:
-                seen[key] = evaluate(take.oversize, env)
+            if take.oversize not in seen:
+                seen[take.oversize] = evaluate(take.oversize, env)
             mine = on & (scope == i)
-            w.fail(mine & ~(seen[key] >= -1e-9), Fault.bad_amount, slot, pool)
-            if not plan.finite[pool]:
-                continue
-            need = round_up(w, pool, seen[key])
-            over = mine & (need > cap(w, pool)) & (refused < 0)
-            refused = jnp.where(over, pool, refused)
-            asked = jnp.where(over, need, asked)
-    on, refused, asked = w.fence(on, refused, asked)
+            w.fail(mine & ~(seen[take.oversize] >= -1e-9), Fault.bad_amount, slot, members[0])
+            for pool in members:
+                if not plan.finite[pool]:
+                    continue
+                need = round_up(w, pool, seen[take.oversize])
+                over = mine & (need > cap(w, pool)) & (refused < 0)
+                if len(members) > 1:
+                    over = over & (place == pool)
+                refused = jnp.where(over, pool, refused)
+                asked = jnp.where(over, need, asked)
+    on, refused, asked, first = w.fence(on & (w.fault == 0), refused, asked, chosen[0])
     turned_away = on & (refused >= 0)
     w.add_at("rejected", refused, 1, turned_away)
     w.act(turned_away, Action.reject, load(w.serial, slot), refused, asked)
@@ -325,7 +321,6 @@ def join_line(w: Lane) -> None:
             after = amount(w, evaluate(deadline.after, env), here, Fault.bad_amount, slot, i)
             limits.append((to_ticks(w, after), plan.state_index[deadline.target], here))
     joins = on & ~turned_away & (w.fault == 0)
-    first = table(plan.scope_table(lambda s: s.pools[0]))[jnp.maximum(scope, 0)]
     head = joins & (w.join_how == HEAD)
     seq = jnp.where(head, w.head_seq - 1, w.tail_seq)
     w.put("line", slot, first, joins)

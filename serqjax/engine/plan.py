@@ -15,20 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from ..check.licence import Licence, licence
+from ..check.licence import Licence, licence, runs_legs_on_steps
+from ..check.values import chosen_from
 from ..errors import Problem, ProgramError
-from ..ir.expr import Agg, Ctx, Inf, Num, Resource, Sample, Unary
+from ..ir.expr import Agg, Ctx, Inf, Num, Price, Resource, Sample, StageState, Unary
 from ..ir.fabric import fabrics, shared_stages
 from ..ir.fixed import IntAffine, IntForm, resolve, stage_form
 from ..ir.program import (
     Branch,
+    Choose,
     Claim,
     Closed,
     Deadline,
     Delay,
     End,
+    EndLeg,
     Enter,
     Fifo,
+    Fork,
     Gauge,
     Goto,
     Grow,
@@ -61,6 +65,8 @@ def draws_in(node: Any) -> int:
     """Upper bound of the uniforms that one evaluation of everything below `node` consumes."""
     total = 0
     for _, part in walk(node):
+        if isinstance(part, Choose) and isinstance(part.count, Num):  # its keys are walked once anyway
+            total += draws_in(part.keys) * max(0, int(-part.count.value - 2))
         if isinstance(part, Sample):
             if part.dist == "Erlang":
                 k = part.args[0]
@@ -79,11 +85,15 @@ def reads(node: Any, *names: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class ScopePlan:
-    """A scope with indices: `pools` in the order of its takes, `depth` from 0, `parent` or -1."""
+    """A scope with indices: `depth` from 0, `parent` or -1.
+
+    `takes`: of each take the pools that it may mean, one or the members of an array; `pools`: all of them, once.
+    """
 
     scope: Scope
     depth: int
     parent: int
+    takes: tuple[tuple[int, ...], ...]
     pools: tuple[int, ...]
     reentry: int
 
@@ -155,6 +165,44 @@ class Plan:
         assert isinstance(ref, str)
         return self.stage_index[ref]
 
+    def pools_of(self, ref: Resource) -> tuple[int, ...]:
+        """Pools that a reference may mean: one, or the members of an array by their index."""
+        return (self.pool_index[ref],) if isinstance(ref, str) else members(self.skeleton.pools, ref.array)
+
+    def stages_of(self, ref: Resource) -> tuple[int, ...]:
+        """Stages that a reference may mean, likewise."""
+        return (self.stage_index[ref],) if isinstance(ref, str) else members(self.skeleton.stages, ref.array)
+
+    @functools.cached_property
+    def arrays(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Arrays with their members, those of pools first, so that a fault can name one."""
+        made = []
+        for parts in (self.skeleton.pools, self.skeleton.stages):
+            names = dict.fromkeys(part.array for part in parts if part.array is not None)
+            made += [(name, members(parts, name)) for name in names]
+        return tuple(made)
+
+    @functools.cached_property
+    def computed_holds(self) -> bool:
+        """Whether some hold takes a computed member, so that each session remembers what it has taken."""
+        return any(not isinstance(take.pool, str) for scope in self.skeleton.scopes for take in scope.takes)
+
+    @functools.cached_property
+    def has_legs(self) -> bool:
+        return any(isinstance(state.exit, Fork) for state in self.states)
+
+    @functools.cached_property
+    def leg_engines(self) -> bool:
+        """Whether legs run on step stages, so that their tokens count for the client of another session."""
+        return runs_legs_on_steps(self.skeleton)
+
+    def choices(self, op: Choose) -> int:
+        """Most members that a choice compares: its count, or the size of the arrays that its keys index."""
+        if isinstance(op.count, Num) and op.count.value < 0:
+            return int(-op.count.value - 1)
+        sizes = [len(self.pools_of(ref) if kind == "pool" else self.stages_of(ref)) for kind, ref in chosen_from(op)]
+        return min(sizes, default=0)
+
     # ------------------------------------------------------------ states
 
     @functools.cached_property
@@ -176,8 +224,10 @@ class Plan:
                     return [scopes[scope].reentry, *late(deadline)]
                 case Run() | Grow() as blocking:
                     return [blocking.then, *late(blocking.deadline)]
-                case End():
+                case End() | EndLeg():
                     return []
+                case Fork(leg, then):
+                    return [then, leg]
                 case other:
                     return [other.then]
 
@@ -237,7 +287,8 @@ class Plan:
                     scope=scope,
                     depth=depth,
                     parent=-1 if scope.parent is None else self.scope_index[scope.parent],
-                    pools=tuple(self.pool(t.pool) for t in scope.takes),
+                    takes=(takes := tuple(self.pools_of(t.pool) for t in scope.takes)),
+                    pools=tuple(dict.fromkeys(p for take in takes for p in take)),
                     reentry=self.state_index.get(scope.reentry, 0),
                 )
             )
@@ -255,7 +306,7 @@ class Plan:
     def innermost(self) -> np.ndarray:
         """`[scopes + 1, pools]`: hold column of the innermost hold of a pool, by innermost open scope; -1 none.
 
-        The last row is for a session outside every scope.
+        The last row is for a session outside every scope. Only where no hold takes a computed member.
         """
         table = np.full((len(self.scopes) + 1, len(self.skeleton.pools)), -1, dtype=np.int32)
         for i in range(len(self.scopes)):
@@ -280,7 +331,7 @@ class Plan:
     @functools.cached_property
     def caching(self) -> tuple[bool, ...]:
         """Pools that may hold cache entries (a take keeps units, or released units stay in order)."""
-        kept = {self.pool(t.pool) for s in self.skeleton.scopes for t in s.takes if t.keep is not None}
+        kept = {p for s in self.skeleton.scopes for t in s.takes if t.keep is not None for p in self.pools_of(t.pool)}
         return tuple(i in kept or p.uncached == "in_order" for i, p in enumerate(self.skeleton.pools))
 
     @functools.cached_property
@@ -289,9 +340,9 @@ class Plan:
         grown = set()
         for state in self.states:
             if isinstance(state.exit, Run) and state.exit.grows is not None:
-                grown.add(self.pool(state.exit.grows))
+                grown.update(self.pools_of(state.exit.grows))
             if isinstance(state.exit, Grow):
-                grown.add(self.pool(state.exit.pool))
+                grown.update(self.pools_of(state.exit.pool))
         return tuple(i in grown for i in range(len(self.skeleton.pools)))
 
     @functools.cached_property
@@ -519,6 +570,15 @@ class Plan:
     def closed(self) -> bool:
         return isinstance(self.skeleton.arrival, Closed)
 
+    @functools.cached_property
+    def estimated(self) -> tuple[bool, ...]:
+        """Stages of which something reads an online estimate."""
+        found: set[int] = set()
+        for _, node in walk(self.skeleton):
+            if isinstance(node, Price) or (isinstance(node, StageState) and node.fun.startswith("Est")):
+                found.update(self.stages_of(node.stage))
+        return tuple(i in found for i in range(len(self.skeleton.stages)))
+
     def uses(self, kind: type, fun: str) -> bool:
         """Whether some expression calls a state function."""
         return any(isinstance(n, kind) and n.fun == fun for _, n in walk(self.skeleton))  # type: ignore[attr-defined]
@@ -560,6 +620,12 @@ class Plan:
 
     def is_forward(self, i: int, name: str) -> bool:
         return self.state_index[name] > i
+
+
+def members(parts: tuple[Any, ...], array: str) -> tuple[int, ...]:
+    """Places of the members of an array, by their index."""
+    found = [(part.index or 0, i) for i, part in enumerate(parts) if part.array == array]
+    return tuple(i for _, i in sorted(found))
 
 
 def make_plan(program: Program) -> tuple[Plan, tuple[float, ...], tuple[int, ...]]:

@@ -17,11 +17,11 @@ from ..report.raw import Action
 from ..tape.rounding import product, quotient
 from . import livelock, measures
 from .access import FAR, SLOT_BITS, load, load_at, pack
-from .admission import EPS, select
+from .admission import EPS
 from .at_once import give_all
 from .clock import append_in_order, next_event
 from .cost import cost
-from .expr import Env, Value, evaluate
+from .expr import Env, Value, evaluate, select
 from .faults import Fault
 from .lane import EVENT, GIVE, NEVER_ADMITTED, STAGES, Lane
 from .uniforms import machine_cursor, machine_drawn, machine_ready
@@ -33,6 +33,7 @@ from .views import (
     register_state,
     residents_ctx,
     stage_state,
+    stray,
     wanted,
 )
 
@@ -116,7 +117,9 @@ def give_one(w: Lane, on: Array, remain: Array) -> Array:
         kind = plan.stages[stage].kind
         if kind.serve.keys and stage not in plan.bodies:
             env = serve_env(w, stage)
-            _, chosen = select([evaluate(k, env) for k in kind.serve.keys], sequence, here & (w.stage == stage))
+            mine = here & (w.stage == stage)
+            live = mine & on & (w.cursor == stage)
+            _, chosen = select([evaluate(k, env, live) for k in kind.serve.keys], sequence, mine)
             slot = jnp.where(w.cursor == stage, chosen, slot)
     picks = on & found & ~w.stopped & (w.left > 0)
     picks, slot = w.fence(picks, jnp.where(picks, slot, 0))
@@ -136,7 +139,7 @@ def serve_env(w: Lane, stage: int) -> Env:
     }
     return Env(
         w.plan, w.job.numbers, attr=columns(w), ctx=context, pool=pool_state(w, jnp.arange(w.stage.shape[0])),
-        stage=stage_state(w), register=register_state(w),
+        stage=stage_state(w), register=register_state(w), stray=stray(w),
     )  # fmt: skip
 
 

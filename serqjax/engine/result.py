@@ -63,15 +63,21 @@ def raw_run(
     drained: Drained,
     lane: int,
     needs: np.ndarray,
+    waits: tuple[np.ndarray, np.ndarray] | None,
     numbers: np.ndarray,
     trace: bool,
 ) -> RawRun:
     """One instance.
 
     `s`: its final arrays; `numbers`: of its program. `needs` `[lines, pools]`: what each line's selected hold asks
-    above a cap (-1: nothing).
+    above a cap (-1: nothing). `waits`: what `final_waits` says, None if nobody waits for legs.
     """
     verdict, cause = verdict_of(plan, program, s)
+    cycle = ""
+    if waits is not None and verdict not in (Verdict.error, Verdict.livelock):
+        cycle = who_waits_for_each_other(plan, s, *waits)
+    if cycle:
+        verdict, cause = Verdict.error, cycle
     horizon = ticks(number(program, program.horizon_s), program.tick_s)
     observed = sample_rows(plan, drained.all("samples", lane, 3))
     warm = observed[1] >= ticks(number(program, program.warmup_s), program.tick_s)
@@ -93,7 +99,7 @@ def raw_run(
         live_at_end=int(s["live"]),
         live_tick=int(s["live_tick"]),
         stages=[stage_totals(plan, s, drained, lane, i, program.tick_s) for i in range(len(plan.skeleton.stages))],
-        pools=[pool_totals(plan, s, needs, i) for i in range(len(plan.skeleton.pools))],
+        pools=[pool_totals(plan, s, needs, i, bool(cycle)) for i in range(len(plan.skeleton.pools))],
         samples_observe=samples[0],
         samples_tick=samples[1],
         samples_serial=samples[2],
@@ -133,6 +139,9 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             "where": f"place {place}",
             "problem": plan.requires[place].problem if fault == Fault.require else "",
             "stage": plan.skeleton.stages[place].name if 0 <= place < len(plan.skeleton.stages) else "?",
+            "scope": plan.scopes[place].scope.name if 0 <= place < len(plan.scopes) else "?",
+            "array": plan.arrays[place][0] if 0 <= place < len(plan.arrays) else "?",
+            "last": len(plan.arrays[place][1]) - 1 if 0 <= place < len(plan.arrays) else -1,
             "pool": plan.skeleton.pools[place].name if 0 <= place < len(plan.skeleton.pools) else "?",
             "slots": s["pc"].shape[0],
             "seats": s["seats"].shape[0] if "seats" in s else s["pc"].shape[0],
@@ -170,7 +179,40 @@ def who_waits(plan: Plan, s: dict[str, np.ndarray]) -> str:
                 shown = ", ".join(str(int(r)) for r in sorted(rows)[:5])
                 more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
                 parts.append(f"sessions {shown}{more} {text} `{spec.name}` ({s['used'][pool]:g} units in use)")
+    joining = s["serial"][(s["pc"] >= 0) & s["joining"]] if "joining" in s else []
+    if len(joining):
+        parts.append(f"{len(joining)} sessions wait for their legs")
     return "no event is left: " + ("; ".join(parts) or "sessions wait on stages that give them nothing")
+
+
+def who_waits_for_each_other(plan: Plan, s: dict[str, np.ndarray], lacks: np.ndarray, holds: np.ndarray) -> str:
+    """Sessions and legs that only each other could let go on, if somebody among them waits for legs; "" else.
+
+    `lacks`, `holds`: `[slots, pools]` bool. The largest set in which what a waiting one lacks room in is held by
+    members alone, and all live legs of a joining one are members. Who lacks no room is no member.
+    """
+    alive = s["pc"] >= 0
+    joining = alive & s["joining"]
+    waiting = alive & (s["line"] >= 0) & lacks.any(axis=1)
+    members = joining | waiting
+    while True:
+        held_outside = (holds & ~members[:, None]).any(axis=0)  # by pool
+        leg_outside = np.zeros_like(members)
+        roots = s["root"][alive & ~members & (s["leg"] >= 0) & (s["root"] >= 0)]
+        leg_outside[roots] = True
+        kept = members & ~(waiting & (lacks & held_outside).any(axis=1)) & ~(joining & leg_outside)
+        if (kept == members).all():
+            break
+        members = kept
+    if not (members & joining).any():
+        return ""
+    parts = []
+    for slot in np.flatnonzero(members):
+        who = f"session {int(s['serial'][slot])}"
+        who = who if s["leg"][slot] < 0 else f"a leg of {who}"
+        where = "a `Join`" if joining[slot] else f"`{plan.skeleton.pools[int(s['line'][slot])].name}`"
+        parts.append(f"{who} waits at {where}")
+    return f"the run ends with sessions that wait for each other: {'; '.join(sorted(parts))}: a hold-and-wait cycle"
 
 
 def stage_totals(
@@ -223,7 +265,7 @@ def itl_buckets(
     return {first + k: (n, least, most) for k, (n, least, most) in zip(filled.tolist(), table[filled].tolist())}
 
 
-def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int) -> PoolTotals:
+def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int, failed: bool) -> PoolTotals:
     if not plan.has_holds:
         return PoolTotals()
     blocked = plan.skeleton.pools[i].block is not None
@@ -251,7 +293,7 @@ def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int)
         t.preemptions = int(s["preemptions"][i])
         t.stuck = int(s["stuck_n"][i])
     lines = np.nonzero(needs[:, i] >= 0)[0]
-    if len(lines) and s["fault"] == Fault.none:
+    if len(lines) and s["fault"] == Fault.none and not failed:
         t.over_cap, t.over_cap_queue = float(needs[lines[0], i]), int(lines[0])
     if "waits" in s:
         growing = s["waits"] == i
@@ -289,9 +331,10 @@ def request_rows(plan: Plan, s: dict[str, np.ndarray], rows: np.ndarray) -> dict
     table = rows.astype(np.int64, copy=False).reshape(-1, len(REQUEST_COLUMNS))
     live = np.nonzero((s["pc"] >= 0) & s["open"])[0]
     left = np.full((len(live), len(REQUEST_COLUMNS)), -1, np.int64)
+    last = "client_last" if "client_last" in s else "last"
     for name, source in (
         ("serial", "serial"), ("turn", "turns"), ("sent", "sent"), ("first", "first"), ("confirmed", "confirmed"),
-        ("confirm_order", "confirm_order"), ("last", "last"), ("tokens", "tokens"), ("start_order", "start_order"),
+        ("confirm_order", "confirm_order"), ("last", last), ("tokens", "tokens"), ("start_order", "start_order"),
     ):  # fmt: skip
         left[:, COLUMN[name]] = s[source][live]
     if "line" in s:

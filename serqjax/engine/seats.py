@@ -28,7 +28,7 @@ def runs_on_step_stage(plan: Plan) -> tuple[int, ...]:
     found = []
     for state in plan.states:
         run = state.exit
-        found.append(int(isinstance(run, Run) and plan.stage(run.stage) in plan.step_stages))
+        found.append(int(isinstance(run, Run) and any(s in plan.step_stages for s in plan.stages_of(run.stage))))
     return tuple(found)
 
 
@@ -64,12 +64,18 @@ def take_seat(w: Lane) -> None:
     if w.has("wake"):
         find_next_wake(w)
     for pool, caches in enumerate(w.plan.caching):
-        if caches:
+        if caches and not w.has("legs"):
             for row in (old, seat):
                 entry = load_at(w.entry, jnp.int32(pool), row)
                 mine = (entry >= 0) & (load(w.entry_owner, entry) == load(w.serial, row))
                 mine &= load(w.entry_pool, entry) == pool
                 w.put("entry_slot", entry, row, on & mine)
+    if w.has("legs"):
+        for name in ("root", "entry_slot"):
+            if w.has(name):
+                rows = w.s[name]
+                moved = jnp.where(rows == old, seat, jnp.where(rows == seat, old, rows))
+                w.s[name] = jnp.where(on, moved, rows)
     # the empty row is somewhere on the stack of free ones
     w.free = jnp.where(on & empty & (w.free == seat), old, w.free)
     w.pick(on, cur=seat)

@@ -13,16 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ..check.values import chosen_from
+from ..ir.expr import Member, Num, Resource
 from ..ir.program import (
     Batch,
     Branch,
+    Choose,
     Closed,
     Deadline,
     Drop,
     End,
+    EndLeg,
     Enter,
+    Fork,
     Goto,
     Grow,
+    Join,
     Leave,
     Listed,
     Observe,
@@ -35,16 +41,19 @@ from ..ir.program import (
     Step,
     Turn,
 )
+from ..ir.structure import walk
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
-from . import measures, sharing
+from . import legs, measures, sharing
 from .access import FAR, SLOT_BITS, any_of, load, lookup, store_column, unpack_slot, whole
 from .clock import ask_service, schedule_wake
-from .expr import Env, Value, evaluate
+from .expr import Draws, Env, Value, evaluate, select
 from .faults import Fault
-from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .holds import innermost, table
+from .lane import END, END_LEG, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .plan import draws_in
 from .uniforms import cursor, turn_cursor
-from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, to_ticks
+from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, stray, to_ticks
 
 # ---------------------------------------------------------------- start
 
@@ -120,6 +129,9 @@ def spawn(w: Lane) -> None:
     if w.has("own"):
         w.put("own", slot, 0, on)
     w.put("ready_at", slot, -1, on)
+    if w.has("legs"):
+        for name, value in (("root", -1), ("leg", -1), ("legs", 0), ("forks", 0), ("joining", False)):
+            w.put(name, slot, value, on)
     if w.has("adm"):
         w.put("adm", slot, NEVER_ADMITTED, on)
     w.put("script", slot, script, on)
@@ -145,6 +157,8 @@ def open_request(w: Lane, slot: Array, mask: Value) -> None:
         ("confirm_order", -1), ("last", -1), ("tokens", 0),
     ):  # fmt: skip
         w.put(name, slot, value, mask)
+    if w.has("client_last"):
+        w.put("client_last", slot, -1, mask)
     if w.has("decoded"):
         w.put("decoded", slot, False, mask)
         w.put("preempted", slot, False, mask)
@@ -163,10 +177,11 @@ def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
     w.put("confirm_order", slot, w.order_seq, late)
     order = w.order_seq + 1
     w.order_seq = w.order_seq + 2 * mask
+    last = w.client_last if w.has("client_last") else w.last
     values = {
         "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "first": first,
         "confirmed": load(w.confirmed, slot), "confirm_order": load(w.confirm_order, slot),
-        "last": load(w.last, slot), "tokens": load(w.tokens, slot), "responded": w.now,
+        "last": load(last, slot), "tokens": load(w.tokens, slot), "responded": w.now,
         "respond_order": order, "status": status, "start_order": load(w.start_order, slot),
     }  # fmt: skip
     w.put_row("requests", w.requests_n, [values[name] for name in REQUEST_COLUMNS], mask)
@@ -214,17 +229,27 @@ def run_op(
             attrs.set(name, evaluate(value, env, on), on)
         case Observe(_, value):
             turn = attrs.get("turn_no") if "turn_no" in w.plan.attr_index else turns
-            sites.add(jnp.asarray(turn), evaluate(value, env, on), on)
+            seen = evaluate(value, env, on)
+            sites.add(jnp.asarray(turn), seen, on & (w.fault == 0) if may_fail(op) else on)
         case Require(test, _):
             place = w.plan.requires.index(op)
             w.fail(on & (evaluate(test, env, on) == 0.0), Fault.require, slot, place)
         case Drop(ref):
-            pool = w.plan.pool(ref)
-            if w.plan.caching[pool]:
-                index, size = own_entry(w, pool, slot)
-                gone = on & (index >= 0)
-                w.put("entry_size", index, 0.0, gone)
-                w.add("cached", pool, -size, gone)
+            members = w.plan.pools_of(ref)
+            chosen = None if isinstance(ref, str) else env.member(ref, members, on)
+            for i, pool in enumerate(members):
+                if w.plan.caching[pool]:
+                    index, size = own_entry(w, pool, slot)
+                    gone = on & (index >= 0) & (w.fault == 0)
+                    if chosen is not None:
+                        gone = gone & (chosen == i)
+                    w.put("entry_size", index, 0.0, gone)
+                    w.add("cached", pool, -size, gone)
+
+
+def may_fail(op: Op) -> bool:
+    """Whether an op may end the run: then nothing happens after it."""
+    return isinstance(op, (Require, Choose)) or any(isinstance(node, Member) for _, node in walk(op))
 
 
 def plan_implicit(state: State, turn: Turn) -> bool:
@@ -261,6 +286,7 @@ class Pass:
         self.run_links = jnp.int64(0)
         self.grow_pool, self.grow_units = none, jnp.float64(0.0)
         self.limit, self.limit_to = jnp.int64(0), none  # the deadline of the exit: ticks and target
+        self.fork_state, self.join, self.leg_ends = none, false, false
         self.responded = false
         self.stored: dict[object, Value] = {}
         self.fence()
@@ -276,12 +302,14 @@ class Pass:
             pool=pool_state(self.w, self.slot),
             stage=stage_state(self.w),
             draw=self.own_draws.take,
+            stray=stray(self.w, self.slot),
         )
 
     #: What a state may change, besides attributes.
     REGISTERS = (
         "on", "pc", "turns", "blocked", "again", "leave", "end", "enter_scope", "run_stage", "run_mode",
-        "run_column", "run_work", "run_latency", "run_links", "grow_pool", "grow_units", "responded", "own_left",
+        "run_column", "run_work", "run_latency", "run_links", "grow_pool", "grow_units", "fork_state", "join",
+        "leg_ends", "responded", "own_left",
     )  # fmt: skip
 
     def fence(self) -> None:
@@ -319,12 +347,9 @@ class Pass:
                 self.on = self.on & ((self.pc != i) | here)
             before, nth = self.own_draws.at, 0
             for op in state.ops:
-                if isinstance(op, Require):
-                    run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
-                    here = here & (self.w.fault == 0)  # nothing happens after an error
-                    self.on = self.on & (self.w.fault == 0)
-                    continue
-                if isinstance(op, Turn):
+                if isinstance(op, Choose):
+                    self.choose(op, i, here)
+                elif isinstance(op, Turn):
                     self.turn(here, plan_implicit(state, op), nth)
                     nth += 1
                 elif isinstance(op, Respond):
@@ -332,9 +357,56 @@ class Pass:
                     self.responded = self.responded | here
                 else:
                     run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
+                if may_fail(op):
+                    here = here & (self.w.fault == 0)  # nothing happens after an error
+                    self.on = self.on & (self.w.fault == 0)
             self.exit(i, state.exit, here)
             self.own_left = self.own_left - (self.own_draws.at - before)
             self.fence()
+
+    def choose(self, op: Choose, i: int, here: Array) -> None:
+        """The member with the least keys: all at once, one after the other where keys draw."""
+        plan, slot, bound = self.plan, self.slot, self.plan.choices(op)
+        draws = bool(draws_in(op.keys))
+
+        def decide(w: Lane) -> tuple[Array, Array]:
+            own = Draws(self.own_draws.row, self.own_draws.at)
+
+            def env(member: Value) -> Env:
+                return Env(
+                    plan, w.job.numbers, attr=lambda name: member if name == op.attr else self.attrs.get(name),
+                    ctx={"Now": lambda: now_s(w)}, pool=pool_state(w, slot), stage=stage_state(w), draw=own.take,
+                    stray=stray(w, slot),
+                )  # fmt: skip
+
+            literal = isinstance(op.count, Num) and op.count.value < 0
+            count = jnp.float64(bound)
+            if not literal:
+                count = jnp.asarray(evaluate(op.count, env(self.attrs.get(op.attr)), here))
+                w.fail(here & ~((count >= 0.0) & (count == jnp.floor(count))), Fault.count, slot, i)
+                for kind, ref in chosen_from(op):
+                    members = plan.pools_of(ref) if kind == "pool" else plan.stages_of(ref)
+                    array = plan.arrays.index((ref.array, members))
+                    w.fail(here & (count > len(members)), Fault.member, slot, array)
+            if not bound:
+                return jnp.float64(0.0), own.at
+            places = jnp.arange(bound)
+            live = places < count
+            if draws:
+                rows = []
+                for j in range(bound):
+                    here_j = here & live[j]
+                    rows.append([evaluate(key, env(jnp.float64(j)), here_j) for key in op.keys])
+                keys = [jnp.stack([jnp.asarray(row[k]) for row in rows]) for k in range(len(op.keys))]
+            else:
+                each = env(places.astype(jnp.float64))
+                keys = [evaluate(key, each, here & live) for key in op.keys]
+            found, row = select(keys, places.astype(jnp.int64), live)
+            return jnp.where(found, row, 0).astype(jnp.float64), own.at
+
+        best, at = self.w.only(here, decide, (jnp.float64(0.0), self.own_draws.at))
+        self.attrs.set(op.attr, best, here)
+        self.own_draws.at = at
 
     def turn(self, here: Array, implicit: bool, nth: int) -> None:
         """The next turn: count it, take the scripted attributes, draw the workload's.
@@ -403,8 +475,8 @@ class Pass:
                 self.run_on(i, exit, here)
                 self.pc = jnp.where(here, plan.state_index[exit.then], self.pc)
             case Grow(ref, units, then, deadline):
-                pool = plan.pool(ref)
                 value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
+                pool = self.place(ref, plan.pools_of(ref), here)
                 self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
                 self.grow_pool = jnp.where(here, pool, self.grow_pool)
                 self.grow_units = jnp.where(here, value, self.grow_units)
@@ -415,7 +487,24 @@ class Pass:
                 self.leave = self.leave | here
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here
+            case Fork(leg, then):
+                # the leg starts in this turn; the session goes on in the next
+                self.fork_state = jnp.where(here, plan.state_index[leg], self.fork_state)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
+            case Join(then):
+                waits = here & (load(w.legs, self.slot) > 0)
+                self.join = self.join | waits
+                self.jump(i, then, here)
+                self.block(waits)
+            case EndLeg():
+                self.leg_ends = self.leg_ends | here
+                self.block(here)
             case End():
+                if w.has("legs"):
+                    early = here & (load(w.legs, self.slot) > 0)
+                    w.fail(early, Fault.live_leg, self.slot, i)
+                    self.on, here = self.on & ~early, here & ~early
                 self.end = self.end | here
                 self.block(here)
 
@@ -427,11 +516,18 @@ class Pass:
             self.limit = jnp.where(mask, to_ticks(w, after), self.limit)
             self.limit_to = jnp.where(mask, self.plan.state_index[deadline.target], self.limit_to)
 
+    def place(self, ref: Resource, members: tuple[int, ...], here: Array) -> Value:
+        """The pool or stage that a reference means."""
+        if isinstance(ref, str):
+            return members[0]
+        return table(members)[self.env().member(ref, members, here)]
+
     def run_on(self, i: int, run: Run, here: Array) -> None:
         """Enter a stage, or go to the end of the ready list when there is nothing to do."""
         w, plan = self.w, self.plan
-        stage, mode, grows = plan.stage(run.stage), run.mode, run.grows
+        mode, grows = run.mode, run.grows
         value = amount(w, evaluate(run.work, self.env(), here), here, Fault.bad_amount, self.slot, i)
+        stage = self.place(run.stage, plan.stages_of(run.stage), here)
         self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
         enters = value > 0.0
         if plan.has_latency:
@@ -445,32 +541,36 @@ class Pass:
         nothing, enters = here & ~enters, here & enters
         if plan.links:
             held = jnp.int64(0)
-            for other in (stage, *map(plan.stage, run.also)):
+            others = [self.place(other, plan.stages_of(other), here) for other in run.also]
+            for other in (stage, *others):
                 held = held | lookup(plan.link_bit, jnp.asarray(other))
             self.run_links = jnp.where(enters, held, self.run_links)
         if mode == "Decode":
-            first = load(w.first, self.slot)
-            confirm = here & load(w.open, self.slot) & (first == w.now) & (load(w.confirmed, self.slot) < 0)
-            w.put("confirmed", self.slot, w.now, confirm)
-            w.put("confirm_order", self.slot, w.order_seq, confirm)
+            row = legs.client(w, self.slot) if w.has("client_last") else self.slot
+            first = load(w.first, row)
+            confirm = here & load(w.open, row) & (first == w.now) & (load(w.confirmed, row) < 0)
+            if w.has("client_last"):
+                confirm = confirm & (row >= 0)
+            w.put("confirmed", row, w.now, confirm)
+            w.put("confirm_order", row, w.order_seq, confirm)
             w.order_seq = w.order_seq + confirm
         self.again = self.again | nothing
         self.run_stage = jnp.where(enters, stage, self.run_stage)
         self.run_work = jnp.where(enters, value, self.run_work)
         self.run_mode = jnp.where(enters, 1 if mode == "Decode" else 0, self.run_mode)
         if grows is not None and w.has("scope"):
-            pool = plan.pool(grows)
-            column = jnp.asarray(plan.innermost)[load(w.scope, self.slot), pool]
+            pool = self.place(grows, plan.pools_of(grows), enters)
+            column = innermost(w, self.slot, load(w.scope, self.slot), pool)
             w.fail(enters & (column < 0), Fault.no_hold, self.slot, pool)
             self.run_column = jnp.where(enters, column, self.run_column)
-        self.limit_by(i, deadline, enters)
+        self.limit_by(i, run.deadline, enters)
         self.block(here)
 
     # -------------------------------------------------------- afterwards
 
     def save(self) -> None:
         """Write the session back and carry out how the pass ended."""
-        w, plan, slot = self.w, self.plan, self.slot
+        w, slot = self.w, self.slot
         on = self.entered
         self.attrs.save(on)
         self.sites.save(on, self.serial)
@@ -484,7 +584,7 @@ class Pass:
             w.pick(on & (self.enter_scope >= 0), join=slot, join_scope=self.enter_scope, join_how=NEWCOMER)
         if w.has("grow"):
             grows = on & (self.grow_pool >= 0)
-            column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(self.grow_pool, 0)]
+            column = innermost(w, slot, load(w.scope, slot), jnp.maximum(self.grow_pool, 0))
             w.fail(grows & (column < 0), Fault.no_hold, slot, self.grow_pool)
             w.pick(
                 grows & (column >= 0),
@@ -492,6 +592,10 @@ class Pass:
             )  # fmt: skip
             if w.has("grow_to"):
                 w.pick(grows, grow_limit=self.limit, grow_to=self.limit_to)
+        if w.has("legs"):
+            w.pick(on & (self.fork_state >= 0), fork=slot, fork_state=self.fork_state)
+            w.put("joining", slot, True, on & self.join)
+            w.pick(on & self.leg_ends, unwind=slot, unwind_how=END_LEG)
         self.enter_stage(on & (self.run_stage >= 0))
         w.pick(on & self.blocked, cur=-1)
 

@@ -10,6 +10,8 @@ the rule that a job whose own finish rounds to a tick that has come has nothing 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -22,7 +24,7 @@ from .faults import Fault
 from .flows import flow_rates
 from .lane import EVENT, SETTLE, Lane
 from .uniforms import machine_cursor, machine_drawn, machine_ready
-from .views import holds_link, now_s, pool_state, remaining, rounded_ticks, stage_state
+from .views import holds_link, now_s, pool_state, remaining, rounded_ticks, stage_state, stray
 
 #: A finish that is so many ticks away never comes.
 NEVER_TICK = 1 << 60
@@ -69,13 +71,18 @@ def due(w: Lane, group: Array, mask: Array) -> Array:
 
 def count(w: Lane, name: str, slot: Array, stage: Array, value: Value, mask: Array) -> None:
     """Add to a count of the stages that a session's job is on."""
+    on_stages(w, slot, stage, mask, lambda place, on: w.add_at(name, place, value, on))
+
+
+def on_stages(w: Lane, slot: Array, stage: Array, mask: Array, act: Callable[[Array, Array], None]) -> None:
+    """`act(stage, mask)` for each stage that a session's job is on."""
     if not w.has("links"):
-        w.add_at(name, stage, value, mask)
+        act(stage, mask)
         return
     held = load(w.links, slot)
-    w.add_at(name, stage, value, mask & (held == 0))
+    act(stage, mask & (held == 0))
     for link, shared in enumerate(w.plan.links):
-        w.add(name, shared, value, mask & holds_link(held, link))
+        act(jnp.int32(shared), mask & holds_link(held, link))
 
 
 # ---------------------------------------------------------------- when the set of jobs has changed
@@ -102,7 +109,7 @@ def settle(w: Lane) -> None:
         asks = changed[group] & (numbers[group] > 0)
         env = Env(
             plan, w.job.numbers, ctx={"N": lambda n=n: n, "Now": lambda: now_s(w)}, pool=pool_state(w, None),
-            stage=stage_state(w), draw=draws.take,
+            stage=stage_state(w), draw=draws.take, stray=stray(w, -1),
         )  # fmt: skip
         capacity = evaluate(kind.capacity, env, asks)
         w.fail(asks & ~jnp.isfinite(capacity), Fault.capacity, -1, stage)

@@ -7,6 +7,7 @@
     pop          make the first of the ready list the current session;  find it a seat if it may enter a step stage
     draw         the random numbers that it, the next arrival or the next iteration can need
     run          the current session, from its blocking point to the next
+    fork         start a leg
     give back    close one scope of a session that leaves, ends or is preempted
     join         put it into a line
     settle       when nobody is ready: try every pool, then start iterations
@@ -28,7 +29,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, body, clock, deadlines, memory, planner, seats, session, sharing, window
+from . import admission, body, clock, deadlines, legs, memory, planner, seats, session, sharing, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -75,6 +76,8 @@ def turn(
         w.only(seats.needs_seat(w), seats.take_seat)
     draw_ahead(w, session.runs(w))
     w.only(session.runs(w), session.run_current)
+    if plan.has_legs:
+        w.only(w.fork >= 0, legs.fork)
     w.only(w.unwind >= 0, memory.give_back)
     if plan.has_holds:
         w.only(w.join >= 0, memory.join_line)

@@ -17,7 +17,7 @@ from jaxtyping import Array
 from ..ir.program import Poisson, Renewal
 from ..tape.chacha import DRAWS_PER_BLOCK, block_uniform_scalars, block_uniforms
 from ..tape.rounding import quotient
-from ..tape.streams import SESSION_OWN, SESSION_WORKLOAD, arrival_seed, machine_seed, sub_seed
+from ..tape.streams import LEG, SESSION_OWN, SESSION_WORKLOAD, arrival_seed, machine_seed, sub_seed
 from .access import AbstractTable, any_of, choose, load, lookup
 from .expr import Draws, Env, Value, evaluate
 from .lane import Lane
@@ -120,7 +120,7 @@ def fill(w: Lane, asks: dict[str, Array]) -> None:
                 for j in range(each):
                     want(asks[what], stream, j)
         elif what == "own":
-            stream = sub_seed(seed, serial, 0, SESSION_OWN)
+            stream = sub_seed(seed, serial, *own_stream(w, slot))
             first = load(w.own, slot) >> SHIFT
             for k in range(len(blocks)):
                 want(asks[what], stream, first + k)
@@ -137,6 +137,14 @@ def fill(w: Lane, asks: dict[str, Array]) -> None:
         w.s["uniform"] = compute(w.uniform, masks, streams, numbers)
     if plan.open_arrivals:
         w.pick(asks["gap"], gap=gap_ticks(w, gap_session, gap_draw), gap_for=gap_session)
+
+
+def own_stream(w: Lane, slot: Array) -> tuple[Value, Value]:
+    """Number and kind of the stream of a session's or a leg's own statements."""
+    if not w.has("leg"):
+        return 0, SESSION_OWN
+    leg = load(w.leg, slot)
+    return jnp.maximum(leg, 0), jnp.where(leg >= 0, LEG, SESSION_OWN)
 
 
 def compute(uniform: Array, masks: list[Array], streams: list[Array], numbers: list[Array]) -> Array:

@@ -14,6 +14,7 @@ from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
 from .access import load_row, rint
 from .expr import Draws, Env, evaluate
+from .faults import Fault
 from .lane import Lane
 
 Value = Any
@@ -68,6 +69,8 @@ def rounded_ticks(seconds: Value, tick_s: float) -> Value:
 
 def own_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
     """Index and size of a session's cache entry in a pool; -1 and 0 if it has none. `slot` may be a vector."""
+    if w.has("legs"):
+        return shared_entry(w, pool, slot)
     index = w.entry[pool, jnp.maximum(slot, 0)]
     at = jnp.maximum(index, 0)
     mine = (
@@ -78,6 +81,16 @@ def own_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
         & (w.entry_size[at] > 0)
     )
     return jnp.where(mine, index, -1), jnp.where(mine, w.entry_size[at], 0.0)
+
+
+def shared_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
+    """`own_entry` where a session and its legs share their entries: found by the serial number."""
+    serial = jnp.where(slot >= 0, w.serial[jnp.maximum(slot, 0)], -2)
+    alive = (w.entry_size > 0) & (w.entry_pool == pool)
+    mine = alive & (w.entry_owner == serial[..., None])
+    found = jnp.any(mine, axis=-1)
+    index = jnp.argmax(mine, axis=-1).astype(jnp.int32)
+    return jnp.where(found, index, -1), jnp.where(found, w.entry_size[index], 0.0)
 
 
 def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
@@ -108,7 +121,7 @@ def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
 
 
 def stage_state(w: Lane, budget_left: Callable[[int], Value] | None = None) -> Callable[[str, int], Value]:
-    """`Queue`, `Busy`, `Work`, `BudgetLeft` of stages."""
+    """`Queue`, `Busy`, `Work`, `BudgetLeft` and the online estimates of stages."""
 
     def read(fun: str, stage: int) -> Value:
         kind = w.plan.skeleton.stages[stage].kind
@@ -140,6 +153,13 @@ def stage_state(w: Lane, budget_left: Callable[[int], Value] | None = None) -> C
                 if budget_left is None:
                     return open_budget(w, stage)
                 return budget_left(stage)
+            case "EstLambda":
+                return estimated_rate(w, stage)
+            case "EstRho":
+                service = jnp.where(jnp.isnan(w.est_service[stage]), 0.0, w.est_service[stage])
+                return jnp.minimum(product(estimated_rate(w, stage), service), 0.99)
+            case "EstWait":
+                return jnp.where(jnp.isnan(w.est_wait[stage]), 0.0, w.est_wait[stage])
         raise TypeError(fun)
 
     return read
@@ -176,6 +196,13 @@ def register_state(w: Lane) -> Callable[[str], Value]:
     return lambda name: w.registers[w.plan.register_index[name]]
 
 
+def estimated_rate(w: Lane, stage: int) -> Value:
+    """Jobs a second by the average gap between starts; 0 while there is none, or none above 0."""
+    gap = w.est_gap[stage]
+    known = gap > 0.0
+    return jnp.where(known, quotient(jnp.float64(1.0), jnp.where(known, gap, 1.0)), 0.0)
+
+
 def memory_held(w: Lane, pool: int) -> Value:
     """Units of a pool in all open holds of each session, `[slots]`."""
     total = w.alloc[pool]
@@ -201,13 +228,29 @@ def residents_ctx(w: Lane, stage: int) -> dict[str, Callable[[], Value]]:
     }
 
 
+def stray(w: Lane, slot: Array | int | None = None) -> Callable[[Value, int], None]:
+    """What is to be done where an index is no member of an array: an error of the session `slot`.
+
+    None: rows of a mask over the session table.
+    """
+
+    def fail(mask: Value, array: int) -> None:
+        mask = jnp.asarray(mask)
+        who = slot
+        if who is None:
+            who = jnp.argmax(mask).astype(jnp.int32) if mask.ndim else -1
+        w.fail(jnp.any(mask), Fault.member, who, array)
+
+    return fail
+
+
 def budget_and_chunk(w: Lane, stage: int, draws: Draws | None = None, live: Value = True) -> tuple[Value, Value]:
     """Budget and chunk of a step stage now (tokens; chunk 0: no cap). `draws`: the machine's, taken where `live`."""
     kind = w.plan.skeleton.stages[stage].kind
     assert isinstance(kind, Step)
     env = Env(
         w.plan, w.job.numbers, ctx=residents_ctx(w, stage), pool=pool_state(w, None), stage=stage_state(w),
-        draw=None if draws is None else draws.take, register=register_state(w),
+        draw=None if draws is None else draws.take, register=register_state(w), stray=stray(w, -1),
     )  # fmt: skip
     budget = jnp.asarray(evaluate(kind.budget, env, live))
     chunk = jnp.float64(0.0) if kind.chunk is None else evaluate(kind.chunk, env, live)

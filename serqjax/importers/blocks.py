@@ -2,7 +2,8 @@
 
 A state is opened at every point where a session may block or where control flow joins; straight-line
 statements become its ops. `Loop`, `While` and `Branch` become `Branch` and `Goto` exits, a
-`Hold` becomes a scope, an engine's `Request` the scope that `request.py` writes out.
+`Hold` becomes a scope, an engine's `Request` the scope that `request.py` writes out, a leg of a `Fork`
+states of its own that end in `EndLeg`.
 
 A client's response ends at the first workload-side statement after a `Turn` (semantics section 12):
 `Respond` is written there wherever a turn may be open.
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from .request import Requests
 
 _REFUSED = {
-    "Fork": "a fork",
-    "Join": "a join",
-    "Choose": "choose",
     "Release": "release inside a hold",
     "Load": "load",
     "Shrink": "shrink",
@@ -61,6 +59,7 @@ class Builder:
         self.ops: list[ir.Op] = []
         self.scope: str | None = None
         self.open_turn = False
+        self.in_leg = False
         self._count = 0
 
     # ------------------------------------------------------------ states
@@ -174,6 +173,8 @@ class Builder:
             self.respond()
         if tag in _REFUSED:
             source.refuse(inner, _REFUSED[tag])
+        elif self.in_leg and tag in ("Turn", "End", "Fork", "Join"):
+            source.fail(inner, f"{tag} is not allowed in a leg", "only the session itself has turns, legs and an end")
         elif tag == "Turn":
             self.ops.append(ir.Turn())
             self.open_turn = True
@@ -181,6 +182,13 @@ class Builder:
             self.finish(ir.End())
         elif tag in ("Set", "Observe"):
             self.ops.append(self.assignment(tag, payload, inner))
+        elif tag == "Choose":
+            self.choose(payload, inner)
+        elif tag == "Fork":
+            self.fork(payload, inner)
+        elif tag == "Join":
+            then = self.new_label()
+            self.finish(ir.Join(then), then)
         elif tag == "Drop":
             self.ops.append(ir.Drop(self.expressions.pool(payload, inner)))
         elif tag == "Grow":
@@ -208,6 +216,28 @@ class Builder:
             self.requests.write(self, payload, inner)
         elif tag:
             source.fail(place, f"unknown statement {describe(tag)}", f"need one of {_STATEMENTS}")
+
+    def choose(self, payload: Any, place: str) -> None:
+        source, read = self.source, self.expressions.read
+        fields = source.object(payload, place)
+        if not fields:
+            return
+        keys = self.expressions.keys(source.get(fields, "key", place), f"{place}.key")
+        if not keys:
+            source.fail(f"{place}.key", "a choice needs a key", "write at least one expression")
+        var = self.expressions.attr(source.get(fields, "var", place), f"{place}.var")
+        self.ops.append(ir.Choose(var, read(source.get(fields, "count", place), f"{place}.count"), keys))
+
+    def fork(self, payload: Any, place: str) -> None:
+        """The block of a leg as states outside every scope, and the session that goes on."""
+        leg, then = self.new_label(), self.new_label()
+        self.finish(ir.Fork(leg, then), leg)
+        scope, open_turn = self.scope, self.open_turn
+        # no statement of a leg ends the session's turn
+        self.scope, self.in_leg, self.open_turn = None, True, False
+        self.block(payload, place)
+        self.finish(ir.EndLeg(), then)
+        self.scope, self.in_leg, self.open_turn = scope, False, open_turn
 
     def run(self, payload: Any, place: str) -> None:
         source = self.source

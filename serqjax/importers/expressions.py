@@ -38,7 +38,6 @@ _BINARY = get_args(BinaryOp)
 _POOL = get_args(PoolFunction)
 _STAGE = get_args(StageFunction)
 _AGGREGATES = get_args(Aggregate)
-_ESTIMATES = ("EstLambda", "EstRho", "EstWait")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,14 +252,17 @@ class Expressions:
             found = args(("Pool",))
             if found:
                 return ir.PoolState(cast(PoolFunction, fun), self.pool(*found[0]))
-        elif fun in _ESTIMATES or fun == "Price":
-            source.refuse(place, f"the estimate {fun}")
+        elif fun == "Price":
+            found = args(("Stage", "Expr", "Expr"))
+            if found:
+                stage, service, delay = found
+                return ir.Price(self.stage(*stage), self.read(*service, request), self.read(*delay, request))
         elif fun in _STAGE:
             found = args(("Stage",))
             if found:
                 return ir.StageState(cast(StageFunction, fun), self.stage(*found[0]))
         else:
-            known = (*ARITY, *_POOL, *_STAGE)
+            known = (*ARITY, *_POOL, *_STAGE, "Price")
             source.fail(f"{place}[0]", f"unknown function {describe(fun)}", f"need one of {_words(known)}")
         return ir.Num(0.0)
 

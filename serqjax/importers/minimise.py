@@ -49,7 +49,7 @@ def inline_gotos(program: ir.Program) -> ir.Program:
 
 def targets(exit: ir.Exit) -> list[tuple[str, str]]:
     """Field and state name of every successor of an exit (an `Enter` leads to its scope's reentry)."""
-    found = [(f, getattr(exit, f)) for f in ("then", "orelse") if hasattr(exit, f)]
+    found = [(f, getattr(exit, f)) for f in ("then", "orelse", "leg") if hasattr(exit, f)]
     deadline = getattr(exit, "deadline", None)
     if deadline is not None:
         found.append(("deadline", deadline.target))
@@ -147,9 +147,11 @@ def drop_unread(program: ir.Program) -> ir.Program:
             _reads(part, read)
 
         def needed(op: Any, read: set[str] = read) -> bool:
-            if not isinstance(op, (ir.Set, ir.Let)) or op.attr in read:
+            if isinstance(op, ir.Choose) and not isinstance(op.count, ir.Num):
                 return True
-            return any(isinstance(node, (ir.Sample, ir.Member)) for _, node in walk(op.value))
+            if not isinstance(op, (ir.Set, ir.Let, ir.Choose)) or op.attr in read:
+                return True
+            return any(isinstance(node, (ir.Sample, ir.Member)) for _, node in walk(op))
 
         changed = msgspec.structs.replace(
             program,
@@ -173,6 +175,11 @@ def _reads(node: Any, found: set[str]) -> None:
         inner: set[str] = set()
         _reads(node.value, inner)
         found.update(inner - {node.attr})
+    elif isinstance(node, ir.Choose):
+        inner = set()
+        _reads(node.keys, inner)
+        found.update(inner - {node.attr})
+        _reads(node.count, found)
     elif isinstance(node, msgspec.Struct):
         for field in node.__struct_fields__:
             _reads(getattr(node, field), found)
@@ -329,7 +336,7 @@ def drop_unused(program: ir.Program) -> ir.Program:
         for _, node in walk(part):
             if isinstance(node, ir.Attr):
                 used.add(node.name)
-            elif isinstance(node, (ir.Set, ir.Let)):
+            elif isinstance(node, (ir.Set, ir.Let, ir.Choose)):
                 used.add(node.attr)
     if isinstance(program.arrival, ir.Listed):
         used.update(program.arrival.attrs, program.arrival.turn_attrs)

@@ -39,6 +39,7 @@ from .program import AtEnd as AtEnd
 from .program import Attribute as Attribute
 from .program import Batch as Batch
 from .program import Branch as Branch
+from .program import Choose as Choose
 from .program import Claim as Claim
 from .program import Closed as Closed
 from .program import Command as Command
@@ -46,14 +47,17 @@ from .program import Deadline as Deadline
 from .program import Delay as Delay
 from .program import Drop as Drop
 from .program import End as End
+from .program import EndLeg as EndLeg
 from .program import Enter as Enter
 from .program import EveryIteration as EveryIteration
 from .program import Exit as Exit
 from .program import Fifo as Fifo
+from .program import Fork as Fork
 from .program import Gauge as Gauge
 from .program import Goto as Goto
 from .program import Grow as Grow
 from .program import If as If
+from .program import Join as Join
 from .program import Leave as Leave
 from .program import Let as Let
 from .program import Listed as Listed

@@ -340,7 +340,18 @@ class Require(Tagged, frozen=True):
     problem: str
 
 
-Op = Set | Observe | Turn | Respond | Drop | Require
+class Choose(Tagged, frozen=True):
+    """`attr` becomes the j of 0 to `count` - 1 with the least `keys`, ties to the least j; 0 if `count` is 0.
+
+    All keys of all j are evaluated in order, with `attr` set to j, draws included. `count` is a whole number.
+    """
+
+    attr: str
+    count: Expr
+    keys: tuple[Expr, ...]
+
+
+Op = Set | Observe | Turn | Respond | Drop | Require | Choose
 
 
 class Deadline(Part, frozen=True, kw_only=True):
@@ -430,10 +441,31 @@ class Leave(Tagged, frozen=True):
 
 
 class End(Tagged, frozen=True):
-    """End of the session; open scopes are given back innermost first."""
+    """End of the session; open scopes are given back innermost first. A run-time error while legs are live."""
 
 
-Exit = Goto | Branch | Enter | Run | Grow | Leave | End
+class Fork(Tagged, frozen=True):
+    """Start a leg at the state `leg`, in no scope, and go on at `then` without blocking.
+
+    A leg is a session of its own in everything but its number: it has the serial, a copy of the attributes and the
+    cache entries of the session that forked it, and its own stream of draws. It ends with `EndLeg`.
+    """
+
+    leg: str
+    then: str
+
+
+class Join(Tagged, frozen=True):
+    """Wait until no leg of the session is live, then `then`."""
+
+    then: str
+
+
+class EndLeg(Tagged, frozen=True):
+    """End of a leg; open scopes are given back innermost first."""
+
+
+Exit = Goto | Branch | Enter | Run | Grow | Leave | End | Fork | Join | EndLeg
 
 
 class State(Part, frozen=True, kw_only=True):

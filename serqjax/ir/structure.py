@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .expr import Inf, Num, Param, Sample
-from .program import Attribute, Claim, Gauge, Listed, Parameter, Program
+from .program import Attribute, Choose, Claim, Gauge, Listed, Parameter, Program
 
 T = TypeVar("T")
 
@@ -46,6 +46,10 @@ def walk(node: Any, place: str = "$") -> Iterator[tuple[str, Any]]:
             yield from walk(item, f"{place}[{i}]")
 
 
+def _whole(count: float) -> bool:
+    return 0.0 <= count < 2.0**53 and count == int(count)
+
+
 def number(program: Program, node: Num | Param | Inf | None) -> float | None:
     """The value of a number of the program; infinity for `Inf`, None for None."""
     if node is None:
@@ -65,7 +69,8 @@ def skeleton(program: Program) -> tuple[Program, tuple[float, ...]]:
 
     Equal skeletons compile to one function. `Num(i)` of the skeleton reads `numbers[i]`; `Param(name)` reads the
     parameter's place, which follows the literals. The number of stages of an `Erlang` draw stays
-    literal, as `Num(-k - 1)`, because it decides how many draws are made. Session data (`Listed`,
+    literal, as `Num(-k - 1)`, because it decides how many draws are made, and so does the
+    whole count of a `Choose`. Session data (`Listed`,
     `Trace`), run settings and names that only a report reads are not structure.
     """
     numbers: list[float] = []
@@ -77,6 +82,9 @@ def skeleton(program: Program) -> tuple[Program, tuple[float, ...]]:
         if isinstance(node, Sample) and node.dist == "Erlang" and isinstance(node.args[0], Num):
             rest = tuple(rebuild(arg, place) for arg in node.args[1:])
             return Sample(node.dist, (Num(-max(1, int(node.args[0].value)) - 1.0), *rest))
+        if isinstance(node, Choose) and isinstance(node.count, Num) and _whole(node.count.value):
+            keys = tuple(rebuild(key, place) for key in node.keys)
+            return Choose(node.attr, Num(-node.count.value - 1.0), keys)
         if isinstance(node, Attribute):
             return Attribute(name=node.name)
         if isinstance(node, Parameter):

@@ -43,7 +43,8 @@ def client_observations(raw: RawRun) -> dict[str, dict[str, np.ndarray]]:
     """What the client saw, in the order of recording: arrays `tick`, `session`, `turn`, `value` (seconds).
 
     `ttft` is recorded when the first token is confirmed, `tpot` (turns of at least two tokens) and
-    `response` when the turn's server part ends; kept if that moment lies after warm-up. Requests of
+    `response` when the turn's server part ends; `tpot` is (that end - first token) / (tokens - 1), whatever the server
+    does after the last token. Both are kept if that moment lies after warm-up. Requests of
     sessions without turns are not seen by the reference's client.
     """
     turn = raw.request_turn > 0
@@ -53,7 +54,7 @@ def client_observations(raw: RawRun) -> dict[str, dict[str, np.ndarray]]:
     gaps = np.maximum(raw.request_tokens - 1, 1)
     values = {
         "ttft": seconds(raw.request_first - raw.request_sent, raw.tick_s),
-        "tpot": seconds(raw.request_last - raw.request_first, raw.tick_s) / gaps,
+        "tpot": seconds(raw.request_responded - raw.request_first, raw.tick_s) / gaps,
         "response": seconds(raw.request_responded - raw.request_sent, raw.tick_s),
     }
     masks = {"ttft": confirmed, "tpot": several, "response": responded}
