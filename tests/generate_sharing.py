@@ -198,8 +198,8 @@ def ps_engine(rng: Random, *, drawn: bool = False) -> Json:
     kv = b.pool("kv", 96.0, 8.0, preempt=LIFO)
     slots = b.pool("slots", float(rng.randint(2, 5)), admit_via=1)
     tool = b.stage("tool", {"Ps": rates(rng, "drawn" if drawn else "limited")})
-    budget = call("Floor", draw("Uniform", 8, 24)) if drawn else num(rng.choice([8, 16, 24]))
-    e = b.stage("E", {"Step": {"budget": budget, "cost": add(num(rng.uniform(0.02, 0.1)), mul(num(0.01), ctx("Ntok"))),
+    base = draw("Uniform", 0.02, 0.1) if drawn else num(rng.uniform(0.02, 0.1))
+    e = b.stage("E", {"Step": {"budget": num(rng.choice([8, 16, 24])), "cost": add(base, mul(num(0.01), ctx("Ntok"))),
                                "chunk": num(0), "serve": {"By": []}, "memory": kv}})
     out, into = (b.stage(name, {"Ps": num(rng.uniform(20, 90))}) for name in ("out", "into"))
     done, seen = b.observe("done"), b.observe("seen")

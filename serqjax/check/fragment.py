@@ -8,9 +8,9 @@ The program is valid; `oracle/` or a later version may run it.
 from __future__ import annotations
 
 from ..errors import Problem
-from ..ir.expr import Num, PoolState, Sample, StageState
+from ..ir.expr import Ctx, Num, PoolState, Sample, StageState, Unary
 from ..ir.fabric import shared_stages
-from ..ir.program import Choose, Program
+from ..ir.program import Choose, ProcessorSharing, Program
 from .facts import draws, erlang_stages
 from .index import Index, Problems
 from .positions import nodes, positions
@@ -33,6 +33,8 @@ def unsupported(program: Program) -> list[Problem]:
     shared = shared_stages(program)
     if len(shared) > MOST_LINKS:
         _refuse(problems, "$.stages", "the program", f"{len(shared)} shared stages (at most {MOST_LINKS})")
+    if any(isinstance(stage.kind, ProcessorSharing) for stage in program.stages):
+        _refuse_retries(problems, program)
     for i, scope in enumerate(program.scopes):
         depth = len(index.chain(scope.name))
         if depth > DEEPEST:
@@ -76,6 +78,25 @@ def _choice(problems: Problems, path: str, owner: str, op: Choose) -> None:
         _refuse(problems, path, owner, f"a choice among {op.count.value:g} (at most {MOST_CHOICES})")
     elif op.count.value * drawn > MOST_DRAWS:
         _refuse(problems, path, owner, f"a choice that draws {op.count.value * drawn:g} times (at most {MOST_DRAWS})")
+
+
+def _refuse_retries(problems: Problems, program: Program) -> None:
+    """What is tried again at every event and may then come out otherwise, though nothing has happened.
+
+    Where jobs share, a finish that is overtaken is an event of the language all the same: at its time lines and idle
+    engines are tried again. The array engine has no such events.
+    """
+    for position in positions(program):
+        if position.moment not in ("admit", "select", "budget", "serve") or position.what == "the reuse":
+            continue
+        if position.path.endswith(".queue.keys[0]") and position.expr == Unary("Neg", Ctx("Waited")):
+            continue  # everybody waits equally much longer: their order stays
+        for path, node in nodes(position):
+            clock = node in (Ctx("Now"), Ctx("Waited")) or (isinstance(node, StageState) and node.fun == "Work")
+            if clock or isinstance(node, Sample):
+                what = "the clock" if clock else "a draw"
+                text = f"{position.what} with {what} beside stages whose jobs share"
+                _refuse(problems, path, position.owner, text)
 
 
 def _refuse(problems: Problems, path: str, owner: str, what: str) -> None:
