@@ -579,7 +579,8 @@ def two_engines(rng: Random, *, split: bool, ways: bool = False) -> Json:
         elif ways:
             step["serve"] = "ExclusivePrefill"
         if not split:
-            units = call("Min", ctx("Known"), stage_state("BudgetLeft", i)) if ways else ctx("Known")
+            chunk = call("Min", ctx("Known"), add(ctx("Hit"), stage_state("BudgetLeft", i)))
+            units = chunk if ways else ctx("Known")
             step["request"] = {"pools": [[ref(slots[i]), num(1), None], [ref(kv[i]), units, None]],
                                "reuse": ctx("Known"), "cache": ctx("Input"),
                                "records": {"reused": b.observe(f"reused{i}"), "prefill": b.observe(f"prefill{i}"),
