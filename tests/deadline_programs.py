@@ -253,6 +253,7 @@ STRUCTURES: dict[str, Make] = {
     "engine_kv_only": lambda rng: engine(rng, slots=False, cut=True, block=False),
     "engine_stochastic": lambda rng: engine(rng, stochastic=True, chunk=True),
     "engine_roomy": lambda rng: engine(rng, roomy=True, cut=True),
+    "engine_roomy_bare": lambda rng: engine(rng, roomy=True, stochastic=True, cached=False, preempt=None),
     "engine_roomy_stochastic": lambda rng: engine(rng, roomy=True, stochastic=True, each=True),
 }
 

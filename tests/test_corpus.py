@@ -19,6 +19,7 @@ from serqjax.report.raw import RawRun
 from serqjax.report.reference import reference_report
 
 DETERMINISTIC = [
+    "claims",
     "det_chunk",
     "det_decode_first",
     "det_evict_by",
@@ -42,8 +43,10 @@ DETERMINISTIC = [
     "det_self_preempt_stuck",
     "det_srpt",
     "flag_idle",
+    "flag_growing_stalled",
     "flag_over_cap",
     "flag_rejected",
+    "grow_preempt",
     "trace_ordered_batch",
 ]
 STOCHASTIC = [

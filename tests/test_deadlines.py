@@ -5,6 +5,7 @@ The reference has no such construct: the oracle is the definition.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,9 +17,11 @@ from deadline_programs import LIFO, STRUCTURES, attributes, programs_of
 from scipy import stats
 from test_windows import ALL_BLOCKS, both_ways
 
+import oracle
 from serqjax import ir
 from serqjax.check import find_problems
 from serqjax.check.fragment import unsupported
+from serqjax.check.licence import licence
 from serqjax.engine import simulate_many
 from serqjax.ir.expr import Attr, Binary, Ctx, Expr, Inf, Num, PoolState, Sample
 from serqjax.ir.program import Deadline, Enter, Goto, Leave, Listed, Program, Run, Scope, Set, State, Take
@@ -208,7 +211,7 @@ def test_what_an_iteration_has_listed_is_lost() -> None:
 # ---------------------------------------------------------------- the array engine
 
 #: Compiled in every run of the tests.
-QUICK = {"desk", "memory_lifo", "engine", "engine_none"}
+QUICK = {"desk"}
 PER_STRUCTURE = 60
 
 
@@ -225,11 +228,38 @@ def test_engine_equals_the_oracle(name: str) -> None:
     assert fired > PER_STRUCTURE
 
 
-@pytest.mark.parametrize(
-    "name", ["engine_roomy_stochastic", *(pytest.param(n, marks=pytest.mark.slow) for n in STRUCTURES if "eng" in n)]
+#: What stands still inside a window of an engine.
+STILL = (
+    ir.Gauge(name="waiting", value=Binary("Add", PoolState("Queued", "slots"), PoolState("Holders", "kv"))),
+    ir.Gauge(name="running", value=ir.StageState("Queue", "E")),
+    ir.Gauge(name="thinking", value=Binary("Gt", ir.StageState("Busy", "think"), Num(0.0))),
 )
+FEW_POINTS = dataclasses.replace(ALL_BLOCKS, points=48)
+
+
+def measured(made: Program) -> Program:
+    """With gauges that leave the windows, and a claim on the observations."""
+    claim = ir.Claim(name="some", kind=ir.AtEnd(), value=ir.Agg("Count", "late"))
+    return msgspec.structs.replace(made, gauges=STILL, claims=(claim,))
+
+
+WINDOWED = ("engine", "engine_each", "engine_none", "engine_roomy", "engine_roomy_stochastic", "engine_stochastic")
+
+
+@pytest.mark.parametrize("name", ["engine_roomy_bare", *(pytest.param(n, marks=pytest.mark.slow) for n in WINDOWED)])
 def test_windows_end_before_a_deadline(name: str) -> None:
-    fewer, more, _ = both_ways(programs_of(name, 40), capacities=ALL_BLOCKS)
+    """With windows as in the oracle, which has none; a small buffer of change points is emptied many times."""
+    programs = [measured(made) for made in programs_of(name, 20)]
+    runs = simulate_many(programs, [made.seed for made in programs], capacities=FEW_POINTS)
+    for made, run in zip(programs, runs):
+        assert run is not None and first_difference(run, oracle.simulate(made)) is None
+    assert licence(programs[0], 0).windows and max(len(run.gauge_tick) for run in runs if run is not None) > 3 * 48
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["engine_roomy_bare", *WINDOWED])
+def test_with_windows_and_without(name: str) -> None:
+    fewer, more, _ = both_ways([measured(made) for made in programs_of(name, 40)], capacities=FEW_POINTS)
     assert fewer < more
 
 

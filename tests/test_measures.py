@@ -7,7 +7,6 @@ import math
 from random import Random
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from compare_runs import as_program, compare_with_pyserq, exact_difference, first_difference, run_engine, run_oracle
@@ -18,7 +17,7 @@ from test_windows import ALL_BLOCKS, WINDOWS, both_ways
 
 from serqjax.check import as_text, check_program, find_problems
 from serqjax.check.licence import licence
-from serqjax.engine import Capacities, simulate_many
+from serqjax.engine import simulate_many
 from serqjax.ir import expr as e
 from serqjax.ir import program as p
 from serqjax.ir.structure import skeleton
@@ -31,7 +30,7 @@ from serqjax.report.summary import summarize
 #: Compared with pyserq, per structure; and run by the array engine in one batch.
 PER_REFERENCE, PER_ENGINE = 8, 20
 #: Structures whose batch is compiled in every run of the tests.
-QUICK = {"measured_two_turns_cached", "measured_two_engines_split", "measured_memory_fifo"}
+QUICK = {"measured_memory_fifo"}
 
 
 def sources_of(name: str, count: int) -> list[Json]:
@@ -90,20 +89,17 @@ def still(rng: Random) -> Json:
     return program | {"gauges": [{"name": f"g{i}", "expr": g} for i, g in enumerate(gauges)], "claims": claims}
 
 
+@pytest.mark.slow
 def test_gauges_that_stand_still_leave_the_windows() -> None:
     programs = [as_program(still(Random(f"still/{k}"))) for k in range(30)]
     assert licence(programs[0], 0).windows
     fewer, more, _ = both_ways(programs, capacities=ALL_BLOCKS)
     assert fewer < more
-    (run,) = simulate_many(programs[:1], [programs[0].seed], capacities=ALL_BLOCKS)
-    assert run is not None
-    oracle_run = run_oracle(programs[0])
-    for field in ("gauge_index", "gauge_tick", "gauge_value"):
-        assert exact_difference(getattr(run, field), getattr(oracle_run, field)) is None
-    # a buffer of few change points is emptied more often
-    small = msgspec.structs.replace(programs[0], seed=programs[0].seed)
-    (again,) = simulate_many([small], [small.seed], capacities=Capacities(slots=64, entries=1024, phases=64, points=48))
-    assert again is not None and exact_difference(run, again) is None
+    for program in programs[:5]:
+        (run,) = simulate_many([program], [program.seed], capacities=ALL_BLOCKS)
+        expected = run_oracle(program)
+        for field in ("gauge_index", "gauge_tick", "gauge_value"):
+            assert exact_difference(getattr(run, field), getattr(expected, field)) is None
 
 
 def gauge(value: e.Expr) -> p.Program:
