@@ -58,7 +58,7 @@ class Chain:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """The blocks of one hold in the order of its units: the first `found` were shared, the first `named` have content."""
+    """The blocks of one hold in the order of its units: it found `found` of them, `named` have content."""
 
     chain: Chain | None
     blocks: list[Block]

@@ -225,7 +225,8 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
         num_gpu_blocks=num_gpu_blocks, block_size=block_size,
         long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching, scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-        watermark=watermark, shared_prefixes=tuple((key, length) for key, length in shared_prefixes), cost=affine() if cost is None else cost, **extra,
+        watermark=watermark, shared_prefixes=tuple((key, length) for key, length in shared_prefixes),
+        cost=affine() if cost is None else cost, **extra,
     )
 
 

@@ -20,6 +20,7 @@ class Fault(IntEnum):
     ownership = 9
     no_hold = 10
     seats = 11
+    blocks = 12
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -43,6 +44,10 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     Fault.seats: (
         Verdict.capacity,
         "more sessions were on step stages than have a seat ({seats}): raise `seats`",
+    ),
+    Fault.blocks: (
+        Verdict.capacity,
+        "a session held more blocks of a shared pool than its table has columns ({chain}): raise `chain`",
     ),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),

@@ -14,6 +14,8 @@ from jaxtyping import Array
 from ..ir.program import Closed
 from ..report.raw import Action, RequestStatus
 from .access import FAR, either, least, load, load_at, lookup, pack, store, store_at
+from .blocks import block_size
+from .blocks import give_back as give_blocks
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, HEAD, LEAVE, PREEMPT, REJECT, TAIL, Lane
@@ -126,8 +128,17 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
             computed = jnp.where(grown | (how == PREEMPT), pos, alloc)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
+        if pool in plan.sharing:
+            w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
+            computed = jnp.where(grown | (how == PREEMPT), pos, alloc)
+            planned = w.held_named[plan.sharing.index(pool), slot] * block_size(w, pool)  # if not computed
+            kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), jnp.maximum(computed, planned)))
         alloc, here, kept = w.fence(alloc, here, kept)
-        w.add("used", pool, -alloc, here)
+        if pool in plan.sharing:
+            kept = w.only(here, lambda w, p=pool, k=kept, h=here: give_blocks(w, p, slot, k, h), jnp.float64(0.0))
+            act_at(w, here & (kept > 0), Action.cache, load(w.serial, slot), pool, kept, base, 2 * order + 1)
+        else:
+            w.add("used", pool, -alloc, here)
         outermost = table([not _held_outside(plan, i, pool) for i in range(len(plan.scopes))])[jnp.maximum(scope, 0)]
         w.add("holders", pool, -1, here & outermost)
         w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)

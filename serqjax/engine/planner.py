@@ -124,6 +124,8 @@ def give_allocated(w: Lane, slot: Array, on: Array) -> None:
     """The resident's tokens are on the list of the iteration."""
     w.put("give_key", slot, w.listed, on)
     w.pick(on, listed=w.listed + 1, left=w.left - load(w.given, slot))
+    if w.has("naming"):
+        w.pick(on, naming=slot)
 
 
 def newcomer(w: Lane, spent: Array) -> tuple[Array, Array]:

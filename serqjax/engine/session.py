@@ -39,6 +39,7 @@ from ..ir.program import (
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
 from .access import FAR, SLOT_BITS, any_of, choose, load, lookup, pack, store_column, unpack_slot, whole
+from .blocks import Lookups
 from .clock import schedule_wake
 from .expr import Env, Value, evaluate
 from .faults import Fault
@@ -266,7 +267,7 @@ class Pass:
             self.w.job.numbers,
             attr=self.attrs.get,
             ctx={"Now": lambda: now_s(self.w)},
-            pool=pool_state(self.w, self.slot),
+            pool=pool_state(self.w, self.slot, Lookups(self.w, self.slot, self.attrs.get)),
             stage=stage_state(self.w),
             draw=self.own_draws.take,
         )

@@ -26,7 +26,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, clock, memory, planner, seats, session, window
+from . import admission, blocks, clock, memory, planner, seats, session, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -83,6 +83,8 @@ def turn(
         w.only(w.ask >= 0, admission.evict)
     if plan.has_holds:
         w.only(w.ask >= 0, admission.allocate)
+        if plan.sharing and plan.step_stages:
+            w.only(w.naming >= 0, blocks.name_given)
         if config.check:
             check_ownership(w)
     return pause(plan, w.s)
@@ -143,6 +145,8 @@ def plan_and_admit(w: Lane) -> None:
     if w.plan.step_stages:
         w.only(w.focus == STAGES, planner.start_plan)
         spent = w.only(w.planning, planner.give_next, jnp.bool_(False))
+        if w.plan.sharing:
+            w.only(w.naming >= 0, blocks.name_given)
         newcomer, line = planner.newcomer(w, spent)
         pool = jnp.where(newcomer, line, pool)
         left, stage = w.left, jnp.where(newcomer, w.cursor, -1)
@@ -167,6 +171,9 @@ def check_ownership(w: Lane) -> None:
     """allocated + cached + free = cap, with the tables as witnesses; within 1e-9 of the units in use."""
     n = len(w.plan.skeleton.pools)
     for pool in range(n):
+        if pool in w.plan.sharing:
+            w.fail(~blocks.owned(w, pool), Fault.ownership, -1, pool)
+            continue
         held = jnp.float64(0.0)
         for depth in range(w.plan.depth):
             held = held + jnp.sum(w.alloc[w.plan.column(depth, pool)])

@@ -12,6 +12,7 @@ from ..ir.program import Fifo, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
 from .access import load_row, rint
+from .blocks import Lookups
 from .expr import Draws, Env, evaluate
 from .lane import Lane
 
@@ -79,8 +80,11 @@ def own_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
     return jnp.where(mine, index, -1), jnp.where(mine, w.entry_size[at], 0.0)
 
 
-def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
-    """`Used`, `Free`, ... of pools, `CachedIn` and `Allocated` for the session(s) `slot`."""
+def pool_state(w: Lane, slot: Array | None, lookups: Lookups | None = None) -> Callable[[str, int], Value]:
+    """`Used`, `Free`, ... of pools, `CachedIn` and `Allocated` for the session(s) `slot`.
+
+    `lookups`: of the one session, where blocks that are shared by content may be looked up.
+    """
 
     def read(fun: str, pool: int) -> Value:
         match fun:
@@ -94,6 +98,9 @@ def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
                 return w.queued[pool].astype(jnp.float64)
             case "CachedIn":
                 assert slot is not None
+                if pool in w.plan.sharing:
+                    assert lookups is not None
+                    return lookups.units(pool)
                 if not w.plan.caching[pool]:
                     return jnp.float64(0.0)
                 return own_entry(w, pool, slot)[1]
