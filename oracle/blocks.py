@@ -95,7 +95,7 @@ class Blocks:
         parts: list[Part] = []
         start = 0.0
         for first, length in self.parts:
-            if isinstance(first, float):  # recorded contents
+            if not callable(first):  # recorded contents
                 end = start + amount(length(look)) if length else start
                 row = self.recorded[look.session.script] if self.recorded else ()
                 for name in row:

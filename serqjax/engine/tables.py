@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,10 +67,11 @@ def session_data(programs: Sequence[Program]) -> Data:
                 turns[i, here] = [np.nan if v is None else v for v in row]
                 here += 1
     names, content_start, content_count = recorded_contents(programs, n_scripts)
-    return Data(
-        at=at, values=values, turns=turns, turn_start=start, turn_count=count,
-        contents=names, content_start=content_start, content_count=content_count,
-    )  # type: ignore[arg-type]  # fmt: skip
+    columns: dict[str, Any] = {
+        "at": at, "values": values, "turns": turns, "turn_start": start, "turn_count": count, "contents": names,
+        "content_start": content_start, "content_count": content_count,
+    }  # fmt: skip
+    return Data(**columns)
 
 
 def recorded_contents(programs: Sequence[Program], scripts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -77,7 +79,7 @@ def recorded_contents(programs: Sequence[Program], scripts: int) -> tuple[np.nda
 
     A name of 64 bits becomes a number that also stands for all names before it in its row.
     """
-    rows = [getattr(p.trace or p.arrival, "contents", ()) for p in programs]
+    rows: list[tuple[tuple[int, ...], ...]] = [getattr(p.trace or p.arrival, "contents", ()) for p in programs]
     scripts = max(scripts, _padded(max([1, *(len(r) for r in rows)])))
     names = np.zeros((len(programs), _padded(max([1, *(sum(map(len, r)) for r in rows)]))), np.int32)
     start, count = np.zeros((2, len(programs), scripts), np.int64)
