@@ -16,7 +16,7 @@ from jaxtyping import Array
 from ..report.raw import Action
 from . import blocks
 from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot, whole
-from .blocks import Chain, Found, Lookups, block_size
+from .blocks import Chain, Found, Lookups, Made, block_size, expressions
 from .clock import cancel_wake, free_server
 from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
@@ -103,6 +103,7 @@ class Header:
         final = list(base)
         requeued = load(w.requeued, slot).astype(jnp.float64)
         done: dict[object, tuple[list[Value], list[Value], list[Value], Value]] = {}
+        self.made: Made = {}
 
         def budget_left(s: int) -> Value:
             if left is not None and plan.skeleton.pools[self_first].admit_via == plan.skeleton.stages[s].name:
@@ -126,7 +127,7 @@ class Header:
                     w.job.numbers,
                     attr=view.get,
                     ctx={"Now": lambda: now_s(w), "Requeued": lambda: requeued},
-                    pool=pool_state(w, slot, Lookups(w, slot, view.get)),
+                    pool=pool_state(w, slot, Lookups(w, slot, view.get, self.made)),
                     stage=stage_state(w, budget_left),
                 )
                 for let in s.scope.lets:
@@ -154,7 +155,7 @@ class Header:
         """Blocks of other sessions that the hold would share: at most what it may reuse and what it takes."""
         w, plan = self.w, self.w.plan
         for pool in plan.sharing:
-            self.found[pool] = found = Lookups(w, self.slot, self.attrs.get)(pool)
+            self.found[pool] = found = Lookups(w, self.slot, self.attrs.get, self.made)(pool)
             most = jnp.minimum(jnp.maximum(self.reuse, 0.0), round_up(w, pool, self.units[pool]))
             caches = table(keeping(plan))[jnp.maximum(self.scope, 0), pool] & self.takes[pool]
             blocks = jnp.floor((most + EPS) / block_size(w, pool))
@@ -272,14 +273,12 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
         w.put("entry_owner", index, -1, here)
         w.add("cached", pool, -taken, here)
         (own[pool],) = w.fence(jnp.where(here, taken, 0.0))
-    for k, pool in enumerate(plan.sharing):
-        chain = Chain.of(w, pool, slot, header.attrs.get)
+    for pool in plan.sharing:
+        chain = Chain.of(w, pool, slot, expressions(w, pool, header.attrs.get))
         here = on & header.takes[pool]
         w.fail(here & ~chain.valid(), Fault.bad_amount, slot, pool)
-        chain.save(here)
         caches = table(keeps)[jnp.maximum(header.scope, 0), pool]
-        w.s["held_chain"] = w.held_chain.at[k, slot].set(jnp.where(here, caches, w.held_chain[k, slot]))
-        blocks.share(w, pool, slot, header.found[pool], header.hits[pool], here)
+        blocks.share(w, pool, slot, header.found[pool], header.hits[pool], caches, here)
         (own[pool],) = w.fence(jnp.where(here, header.hits[pool] * block_size(w, pool), 0.0))
     best = own[0]
     for value in own[1:]:

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from ..ir.program import Recorded
 from ..report.raw import Action
-from .access import FAR, SLOT_BITS, load
+from .access import FAR, SLOT_BITS, load, load_at, pack, store_at, unpack_slot
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import Lane
@@ -59,37 +59,21 @@ class Chain:
         self.w, self.pool, self.slot, self.keys, self.ends = w, pool, slot, keys, ends
 
     @classmethod
-    def of(cls, w: Lane, pool: int, slot: Array, attr: Callable[[str], Value]) -> Chain:
-        """By the attributes that `attr` gives."""
-        env = Env(w.plan, w.job.numbers, attr=attr)
+    def of(cls, w: Lane, pool: int, slot: Array, values: list[Value]) -> Chain:
+        """`values`: of the expressions of the pool's content (`expressions`)."""
         keys: list[Value] = []
         ends: list[Value] = []
         start = jnp.float64(0.0)
+        left = list(values)
         for part in w.plan.skeleton.pools[pool].content:
-            length = jnp.float64(jnp.inf) if part.length is None else jnp.asarray(evaluate(part.length, env))
+            keys.append(jnp.float64(0.0) if isinstance(part, Recorded) else jnp.asarray(left.pop(0)))
+            length = jnp.float64(jnp.inf) if part.length is None else jnp.asarray(left.pop(0))
             if isinstance(part, Recorded):
-                keys.append(jnp.float64(0.0))
-                length = jnp.minimum(length, _recorded(w, slot)[1] * env.number(part.span))
-            else:
-                keys.append(jnp.asarray(evaluate(part.key, env)))
+                span = Env(w.plan, w.job.numbers).number(part.span)
+                length = jnp.minimum(length, _recorded(w, slot)[1] * span)
             start = start + length
             ends.append(start)
         return cls(w, pool, slot, keys, ends)
-
-    @classmethod
-    def stored(cls, w: Lane, pool: int, slot: Array) -> Chain:
-        """As it was when the session's hold was admitted."""
-        k = w.plan.sharing.index(pool)
-        parts = len(w.plan.skeleton.pools[pool].content)
-        at = jnp.maximum(slot, 0)
-        return cls(w, pool, slot, [w.chain_key[k, at, i] for i in range(parts)],
-                   [w.chain_end[k, at, i] for i in range(parts)])  # fmt: skip
-
-    def save(self, on: Array) -> None:
-        w, k = self.w, self.w.plan.sharing.index(self.pool)
-        for i, (key, end) in enumerate(zip(self.keys, self.ends)):
-            w.s["chain_key"] = w.chain_key.at[k, self.slot, i].set(jnp.where(on, key, w.chain_key[k, self.slot, i]))
-            w.s["chain_end"] = w.chain_end.at[k, self.slot, i].set(jnp.where(on, end, w.chain_end[k, self.slot, i]))
 
     def valid(self) -> Array:
         """Whether keys are numbers and lengths are not negative."""
@@ -127,52 +111,89 @@ class Chain:
         return lax.bitcast_convert_type(jnp.where(total == 0, jnp.uint64(1), total), jnp.int64)
 
 
+def expressions(w: Lane, pool: int, attr: Callable[[str], Value]) -> list[Value]:
+    """Values of the keys and lengths of a pool's content, in their order, by the attributes that `attr` gives."""
+    env = Env(w.plan, w.job.numbers, attr=attr)
+    found: list[Value] = []
+    for part in w.plan.skeleton.pools[pool].content:
+        if not isinstance(part, Recorded):
+            found.append(evaluate(part.key, env))
+        if part.length is not None:
+            found.append(evaluate(part.length, env))
+    return found
+
+
 def _recorded(w: Lane, slot: Array) -> tuple[Array, Array]:
     """First place and number of the recorded contents of a session."""
     script = jnp.clip(load(w.script, jnp.maximum(slot, 0)), 0, w.data.content_start.shape[1] - 1)
     return w.data.content_start[w.job.which, script], w.data.content_count[w.job.which, script]
 
 
-class Found:
-    """The look-up of a chain. `first` `[most blocks]`: the block of each content that got it first, packed behind
-    when it got it (`FAR`: the pool has none); `run`: blocks of the longest run from the start."""
+def _row(table: Array, k: int, slot: Array) -> Array:
+    """Row of a session in a table `[pools, slots, columns]`."""
+    at = (jnp.int32(k), jnp.maximum(slot, 0).astype(jnp.int32), jnp.int32(0))
+    return lax.dynamic_slice(table, at, (1, 1, table.shape[2]))[0, 0]
 
-    def __init__(self, chain: Chain):
-        w, k = chain.w, chain.w.plan.sharing.index(chain.pool)
-        contents = chain.contents()
+
+def _store_row(table: Array, k: int, slot: Array, row: Array) -> Array:
+    at = (jnp.int32(k), jnp.maximum(slot, 0).astype(jnp.int32), jnp.int32(0))
+    return lax.dynamic_update_slice(table, row[None, None].astype(table.dtype), at)
+
+
+def _get(w: Lane, name: str, k: int, slot: Array) -> Array:
+    """What a table `[pools, slots]` says of a session."""
+    return load_at(w.s[name], jnp.int32(k), jnp.maximum(slot, 0))
+
+
+def _put(w: Lane, name: str, k: int, slot: Array, value: Value, on: Array) -> None:
+    w.s[name] = store_at(w.s[name], jnp.int32(k), jnp.maximum(slot, 0), value, on)
+
+
+class Found:
+    """The look-up of a session's `contents` `[most blocks]`. `first` `[most blocks]`: the block of each that got it
+    first, packed behind when it got it (`FAR`: the pool has none); `run`: blocks of the longest run from the start."""
+
+    def __init__(self, w: Lane, pool: int, contents: Array):
+        self.contents = contents
+        k = w.plan.sharing.index(pool)
         most = contents.shape[0]
-        place, content = w.block_place[k], w.block_content[k]
+        place, content = unpack_slot(w.block_named[k]), w.block_content[k]
         rows = jnp.arange(content.shape[0])
         same = (content != 0) & (place < most) & (contents[jnp.clip(place, 0, most - 1)] == content)
-        key = (w.block_named[k] << SLOT_BITS) | rows
+        key = pack(w.block_named[k] >> SLOT_BITS, rows)
         at = jnp.where(same, place, most)
         self.first = jnp.full((most,), FAR, jnp.int64).at[at].min(key, mode="drop")
         missing = self.first >= FAR
         self.run = jnp.where(jnp.any(missing), jnp.argmax(missing), most)
         self.held = w.block_count[k][self.blocks()] > 0
         # a run as long as the table may be longer
-        w.fail((self.run >= most) & (most < content.shape[0]), Fault.blocks, -1, chain.pool)
+        w.fail((self.run >= most) & (most < content.shape[0]), Fault.blocks, -1, pool)
 
     def blocks(self) -> Array:
-        return (self.first & ((1 << SLOT_BITS) - 1)).astype(jnp.int32)
+        return unpack_slot(self.first)
 
     def held_among(self, hits: Value) -> Array:
         """How many of the first `hits` blocks somebody holds."""
         return jnp.sum(self.held & (jnp.arange(self.first.shape[0]) < hits))
 
 
-class Lookups:
-    """Look-ups for one session by the attributes that `attr` gives, each made once."""
+#: Look-ups by the pool and the values that the chain was made of (which are kept, so that their identity says it).
+Made = dict[tuple[int, ...], tuple[list[Value], Found]]
 
-    def __init__(self, w: Lane, slot: Array, attr: Callable[[str], Value]):
+
+class Lookups:
+    """Look-ups for one session by the attributes that `attr` gives; each is made once, also if `made` before."""
+
+    def __init__(self, w: Lane, slot: Array, attr: Callable[[str], Value], made: Made | None = None):
         self.w, self.slot, self.attr = w, slot, attr
-        self.made: dict[tuple[int, ...], tuple[Chain, Found]] = {}
+        self.made: Made = {} if made is None else made
 
     def __call__(self, pool: int) -> Found:
-        chain = Chain.of(self.w, pool, self.slot, self.attr)
-        key = (pool, *(id(x) for x in (*chain.keys, *chain.ends)))
+        values = expressions(self.w, pool, self.attr)
+        key = (pool, *map(id, values))
         if key not in self.made:
-            self.made[key] = chain, Found(chain)
+            contents = Chain.of(self.w, pool, self.slot, values).contents()
+            self.made[key] = values, Found(self.w, pool, contents)
         return self.made[key][1]
 
     def units(self, pool: int) -> Value:
@@ -183,17 +204,22 @@ class Lookups:
 # ---------------------------------------------------------------- taking
 
 
-def share(w: Lane, pool: int, slot: Array, found: Found, hits: Value, on: Array) -> None:
-    """The session's list begins with the first `hits` blocks found; those that nobody held leave the free queue."""
+def share(w: Lane, pool: int, slot: Array, found: Found, hits: Value, caches: Array, on: Array) -> None:
+    """The session's list begins with the first `hits` blocks found; those that nobody held leave the free queue.
+
+    `caches`: whether blocks of the hold get contents.
+    """
     k = w.plan.sharing.index(pool)
+    _put(w, "held_chain", k, slot, caches, on)
+    w.s["chain"] = _store_row(w.chain, k, slot, jnp.where(on, found.contents, _row(w.chain, k, slot)))
     mine = on & (jnp.arange(found.first.shape[0]) < hits)
     at = jnp.where(mine, found.blocks(), w.block_count.shape[1])
     revived = jnp.sum(mine & ~found.held)
     w.s["block_count"] = w.block_count.at[k, at].add(1, mode="drop")
     w.s["block_free"] = w.block_free.at[k, at].set(FAR, mode="drop")
-    w.s["held"] = w.held.at[k, slot].set(jnp.where(mine, found.blocks(), w.held[k, slot]))
+    w.s["held"] = _store_row(w.held, k, slot, jnp.where(mine, found.blocks(), _row(w.held, k, slot)))
     for name in ("held_n", "held_found", "held_named"):
-        w.s[name] = w.s[name].at[k, slot].set(jnp.where(on, hits, w.s[name][k, slot]).astype(jnp.int32))
+        _put(w, name, k, slot, hits, on)
     units = revived * block_size(w, pool)
     w.add("used", pool, units, on)
     w.add("cached", pool, -units, on)
@@ -204,7 +230,7 @@ def take(w: Lane, pool: int, slot: Array, units: Value, on: Array) -> Array:
     k = w.plan.sharing.index(pool)
     size = block_size(w, pool)
     wanted = jnp.where(on, jnp.round(units / size), 0).astype(jnp.int32)
-    start, most = w.held_n[k, slot], w.held.shape[2]
+    start, most = _get(w, "held_n", k, slot), w.held.shape[2]
     w.fail(on & (start + wanted > most), Fault.blocks, -1, pool)
     wanted = jnp.where(start + wanted > most, 0, wanted)
     there = exists(w, pool)
@@ -215,17 +241,20 @@ def take(w: Lane, pool: int, slot: Array, units: Value, on: Array) -> Array:
     def one(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         n, free, content, count, held, evicted = carry
         block = jnp.argmin(jnp.where(there, free[k], FAR)).astype(jnp.int32)
-        evicted = evicted + (content[k, block] != 0)
+        at, yes = jnp.int32(k), jnp.bool_(True)
+        evicted = evicted + (load_at(content, at, block) != 0)
+        place = (at, jnp.maximum(slot, 0).astype(jnp.int32), start + n)
+        held = lax.dynamic_update_slice(held, block.reshape(1, 1, 1), place)
         return (
-            n + 1, free.at[k, block].set(FAR), content.at[k, block].set(0), count.at[k, block].set(1),
-            held.at[k, slot, start + n].set(block), evicted,
+            n + 1, store_at(free, at, block, FAR, yes), store_at(content, at, block, 0, yes),
+            store_at(count, at, block, 1, yes), held, evicted,
         )  # fmt: skip
 
     first = (jnp.int32(0), w.block_free, w.block_content, w.block_count, w.held, jnp.int64(0))
     n, w.s["block_free"], w.s["block_content"], w.s["block_count"], w.s["held"], evicted = lax.while_loop(
         more, one, first
     )
-    w.s["held_n"] = w.held_n.at[k, slot].add(jnp.where(on, n, 0))
+    _put(w, "held_n", k, slot, start + n, on)
     out = evicted * size
     w.add("used", pool, n * size, on)
     w.add("cached", pool, -out, on)
@@ -245,31 +274,30 @@ def name_given(w: Lane) -> None:
     for k, pool in enumerate(w.plan.sharing):
         if w.plan.skeleton.pools[pool].found != "scheduled":
             continue
-        here = (w.naming >= 0) & (column >= 0) & (column % pools == pool) & w.held_chain[k, slot]
-        position = w.pos[jnp.maximum(column, 0), slot] + load(w.given, slot)
+        here = (w.naming >= 0) & (column >= 0) & (column % pools == pool) & _get(w, "held_chain", k, slot)
+        position = load_at(w.pos, jnp.maximum(column, 0), slot) + load(w.given, slot)
         until = jnp.floor(position / block_size(w, pool)).astype(jnp.int32)
-        until = jnp.minimum(until, w.held_n[k, slot])
-        fills = here & (until > w.held_named[k, slot])
+        until = jnp.minimum(until, _get(w, "held_n", k, slot))
+        fills = here & (until > _get(w, "held_named", k, slot))
         w.only(fills, lambda w, p=pool, until=until, fills=fills: _name_until(w, p, slot, until, fills))
-    w.naming = jnp.int32(-1)
+    w.naming = jnp.full_like(w.naming, -1)
 
 
 def _name_until(w: Lane, pool: int, slot: Array, until: Array, on: Array) -> None:
     k = w.plan.sharing.index(pool)
     places = jnp.arange(w.held.shape[2])
-    which = on & (places >= w.held_named[k, slot]) & (places < until)
-    name(w, pool, slot, Chain.stored(w, pool, slot).contents(), which)
-    w.s["held_named"] = w.held_named.at[k, slot].set(jnp.where(on, until, w.held_named[k, slot]))
+    which = on & (places >= _get(w, "held_named", k, slot)) & (places < until)
+    name(w, pool, slot, which)
+    _put(w, "held_named", k, slot, until, on)
 
 
-def name(w: Lane, pool: int, slot: Array, contents: Array, which: Array) -> None:
+def name(w: Lane, pool: int, slot: Array, which: Array) -> None:
     """The blocks `which` `[most blocks]` of a session's list get their contents."""
     k = w.plan.sharing.index(pool)
     places = jnp.arange(which.shape[0])
-    at = jnp.where(which, w.held[k, slot], w.block_count.shape[1])
-    w.s["block_content"] = w.block_content.at[k, at].set(contents, mode="drop")
-    w.s["block_place"] = w.block_place.at[k, at].set(places.astype(jnp.int32), mode="drop")
-    w.s["block_named"] = w.block_named.at[k, at].set(w.block_seq + places, mode="drop")
+    at = jnp.where(which, _row(w.held, k, slot), w.block_count.shape[1])
+    w.s["block_content"] = w.block_content.at[k, at].set(_row(w.chain, k, slot), mode="drop")
+    w.s["block_named"] = w.block_named.at[k, at].set(pack(w.block_seq + places, places), mode="drop")
     w.block_seq = w.block_seq + which.shape[0]
 
 
@@ -281,22 +309,18 @@ def give_back(w: Lane, pool: int, slot: Array, keep: Value, on: Array) -> Array:
     k = w.plan.sharing.index(pool)
     spec, size = w.plan.skeleton.pools[pool], block_size(w, pool)
     places = jnp.arange(w.held.shape[2])
-    n, named = w.held_n[k, slot], w.held_named[k, slot]
-    chained = w.held_chain[k, slot]
+    n, named = _get(w, "held_n", k, slot), _get(w, "held_named", k, slot)
+    chained = _get(w, "held_chain", k, slot)
     wanted = jnp.minimum(jnp.floor((keep + EPS) / size), n).astype(jnp.int32)
     last = jnp.where(chained, jnp.maximum(named, wanted), named)
     fresh = on & (places >= named) & (places < last)
-
-    def late(w: Lane) -> None:
-        chain = Chain.stored(w, pool, slot)
-        which = fresh if spec.found == "scheduled" else fresh & (Found(chain).first >= FAR)
-        name(w, pool, slot, chain.contents(), which)
-
-    w.only(jnp.any(fresh), late)
-    kept = jnp.minimum(jnp.maximum(wanted, w.held_found[k, slot]), last)
+    if spec.found == "released":
+        fresh = fresh & (Found(w, pool, _row(w.chain, k, slot)).first >= FAR)
+    name(w, pool, slot, fresh)
+    kept = jnp.minimum(jnp.maximum(wanted, _get(w, "held_found", k, slot)), last)
     rows = w.block_count.shape[1]
     mine = on & (places < n)
-    block = w.held[k, slot]
+    block = _row(w.held, k, slot)
     at = jnp.where(mine, block, rows)
     w.s["block_count"] = w.block_count.at[k, at].add(-1, mode="drop")
     gone = mine & (w.block_count[k][block] == 0)
@@ -311,7 +335,7 @@ def give_back(w: Lane, pool: int, slot: Array, keep: Value, on: Array) -> Array:
     w.add("used", pool, -size * jnp.sum(gone), on)
     w.add("cached", pool, size * jnp.sum(full), on)
     for field in ("held_n", "held_found", "held_named"):
-        w.s[field] = w.s[field].at[k, slot].set(jnp.where(on, 0, w.s[field][k, slot]))
+        _put(w, field, k, slot, 0, on)
     return jnp.where(on, kept * size, 0.0)
 
 

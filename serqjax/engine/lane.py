@@ -61,7 +61,7 @@ class Capacities:
     phases: int = 16
     seats: int = 64
     blocks: int = 1
-    chain: int = 64
+    chain: int = 256
 
 
 REQUEST_COLUMNS = (
@@ -277,12 +277,10 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             state["entry_attr"] = full((C, A), 0.0, f64)
     if plan.sharing:
         K, B, M = len(plan.sharing), cap.blocks, cap.chain
-        parts = max(1, *(len(plan.skeleton.pools[p].content) for p in plan.sharing))
         in_order = [plan.skeleton.pools[p].uncached == "in_order" for p in plan.sharing]
         state |= {
             "block_content": full((K, B), 0, i64),  # 0: none
-            "block_place": full((K, B), 0, i32),  # of the content in its chain
-            "block_named": full((K, B), 0, i64),  # when it got its content
+            "block_named": full((K, B), 0, i64),  # when it got its content, packed before its place in the chain
             "block_count": full((K, B), 0, i32),  # holds that have it
             # place in the free queue, the least is given out first; `FAR`: somebody holds it
             "block_free": np.asarray([np.arange(B) if o else np.full(B, -1) for o in in_order], i64),
@@ -292,8 +290,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "held_found": full((K, S), 0, i32),  # the first ones were found
             "held_named": full((K, S), 0, i32),  # the first ones have contents
             "held_chain": full((K, S), False, bool),  # the hold caches
-            "chain_key": full((K, S, parts), 0.0, f64),
-            "chain_end": full((K, S, parts), 0.0, f64),
+            "chain": full((K, S, M), 0, i64),  # what they contain, or would
             "naming": full((), -1, i32),  # session whose last tokens may fill blocks
         }
         if not plan.has_cache:

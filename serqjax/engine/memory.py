@@ -131,7 +131,8 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
         if pool in plan.sharing:
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
             computed = jnp.where(grown | (how == PREEMPT), pos, alloc)
-            planned = w.held_named[plan.sharing.index(pool), slot] * block_size(w, pool)  # if not computed
+            named = load_at(w.held_named, jnp.int32(plan.sharing.index(pool)), jnp.maximum(slot, 0))
+            planned = named * block_size(w, pool)  # if not computed
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), jnp.maximum(computed, planned)))
         alloc, here, kept = w.fence(alloc, here, kept)
         if pool in plan.sharing:

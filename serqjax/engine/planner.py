@@ -66,6 +66,8 @@ def start_plan(w: Lane) -> None:
 def give_next(w: Lane) -> Array:
     """Give to the next resident in serving order; returns where the plan has nobody left to consider."""
     on = w.idle & w.planning & (w.cur < 0) & ~w.run_ready & (w.spawning == 0)
+    if w.has("naming"):
+        on = on & (w.naming < 0)  # the blocks of a give that had to grow get their contents first
     closing = w.stopped | (w.left <= 0)
     on, closing, remain = w.fence(on, closing, w.residents(lambda w: jnp.sum(unconsidered(w) & on)))
     gives = on & (remain > 0) & ~closing

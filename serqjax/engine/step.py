@@ -83,8 +83,6 @@ def turn(
         w.only(w.ask >= 0, admission.evict)
     if plan.has_holds:
         w.only(w.ask >= 0, admission.allocate)
-        if plan.sharing and plan.step_stages:
-            w.only(w.naming >= 0, blocks.name_given)
         if config.check:
             check_ownership(w)
     return pause(plan, w.s)
@@ -146,7 +144,7 @@ def plan_and_admit(w: Lane) -> None:
         w.only(w.focus == STAGES, planner.start_plan)
         spent = w.only(w.planning, planner.give_next, jnp.bool_(False))
         if w.plan.sharing:
-            w.only(w.naming >= 0, blocks.name_given)
+            blocks.name_given(w)  # before anybody looks for them
         newcomer, line = planner.newcomer(w, spent)
         pool = jnp.where(newcomer, line, pool)
         left, stage = w.left, jnp.where(newcomer, w.cursor, -1)
