@@ -58,7 +58,7 @@ class Chain:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """The blocks of one hold in the order of its units: the first `found` were shared, the first `named` have content."""
+    """The blocks of one hold in the order of its units: it found `found` of them, `named` have content."""
 
     chain: Chain | None
     blocks: list[Block]
@@ -95,7 +95,7 @@ class Blocks:
         parts: list[Part] = []
         start = 0.0
         for first, length in self.parts:
-            if isinstance(first, float):  # recorded contents
+            if not callable(first):  # recorded contents
                 end = start + amount(length(look)) if length else start
                 row = self.recorded[look.session.script] if self.recorded else ()
                 for name in row:

@@ -32,7 +32,7 @@ class Growth(Enum):
 
 @dataclass(slots=True)
 class Trial:
-    """What an admission would take: the attributes after the lets, units and need of each pool, blocks it would share."""
+    """What an admission would take: the attributes after the lets, units and need of each pool, blocks to share."""
 
     attrs: list[float]
     units: list[float]

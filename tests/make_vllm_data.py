@@ -2,8 +2,9 @@
 
     python -m tests.make_vllm_data
 
-Each line of `recorded.jsonl` is `{"scenario": ..., "results": {VERSION: ...}}`: the named scenarios without
-shared prefixes that are small, with both versions' answers, and some random ones with 0.33.0's. Step logs are left out.
+Each line of `recorded.jsonl` is `{"scenario": ..., "results": {VERSION: ...}}`: the named scenarios that are small,
+with both versions' answers (0.33.0's where requests share a prefix), and some random ones with 0.33.0's. Left out are
+step logs, and priorities together with shared prefixes (a structure of its own).
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ RANDOM = 40
 
 
 def plain(scenario: dict) -> bool:
-    """No prefix is shared between requests."""
-    return not any("prefix" in r for r in scenario.get("requests", []))
+    """Has no priorities together with prefixes shared by requests."""
+    return scenario["policy"] == "fcfs" or not shares(scenario)
+
+
+def shares(scenario: dict) -> bool:
+    """Some requests have a prefix in common."""
+    return any("prefix" in r for r in scenario.get("requests", []))
 
 
 def short(result: dict) -> dict:
@@ -35,7 +41,8 @@ def main() -> None:
     for path in sorted((folder / "scenarios").glob("*.json")):
         scenario = json.loads(path.read_text())
         if plain(scenario):
-            results = {v: short(json.loads((folder / v / path.name).read_text())) for v in ("0.33.0", "0.11.2")}
+            versions = ("0.33.0",) if shares(scenario) else ("0.33.0", "0.11.2")  # a structure and a compilation each
+            results = {v: short(json.loads((folder / v / path.name).read_text())) for v in versions}
             lines.append({"scenario": scenario, "results": results})
     fuzzed = [json.loads(line) for line in (folder / "random.jsonl").read_text().splitlines()]
     fuzzed = [item for item in fuzzed if plain(item["scenario"])]

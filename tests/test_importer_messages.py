@@ -63,9 +63,10 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "load": (inserted({"Load": [ref(0), num(1)]}), f"{SESSION}.Load", "load"),
     "shrink": (inserted({"Shrink": [ref(0), num(1)]}), f"{SESSION}.Shrink", "shrink"),
     "lease": (a_hold(lease=[ref(0), num(3)]), f"{SESSION}.Hold.lease", "a lease"),
-    "prefix of a hold": (a_hold(prefix=[[num(1), num(2)]]), f"{SESSION}.Hold.prefix", "a shared prefix"),
+    "prefix of a hold": (
+        a_hold(prefix=[[num(1), num(2)]]), f"{SESSION}.Hold.prefix[0][1]", "a shared prefix that ends"),
     "prefix of a request": (
-        lambda d: step(d)["request"].update(prefix=[[num(1), num(2)]]), f"{STEP}.request.prefix", "prefix"),
+        lambda d: step(d)["request"].update(prefix=[[num(1), num(2)]]), f"{STEP}.request.prefix[0][1]", "that ends"),
     "connector": (lambda d: step(d).update(connector={"loaded": 0}), f"{STEP}.connector", "connector"),
     "poster": (a_run(poster=0), f"{SESSION}.Run.poster", "poster"),
     "spill": (lambda d: d["pools"][0].update(spill={"to": 1}), "$.pools[0].spill", "a spill"),

@@ -21,7 +21,7 @@ from serqjax.ir.expr import Num
 from serqjax.ir.program import Listed, Parameter
 from serqjax.ir.structure import rebuild
 from tests.helpers import ROOT, shared_dir
-from tests.make_vllm_data import plain
+from tests.make_vllm_data import plain, shares
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import vllm_scenario  # noqa: E402
@@ -181,13 +181,11 @@ def test_every_random_scenario(engine, answered):
 # ---------------------------------------------------------------- the driver
 
 
-def test_scenarios_of_a_policy_share_one_structure():
-    policies = {item["scenario"]["policy"] for item in RECORDED}
-    assert policies == {"fcfs", "priority"}
-    for policy in policies:
-        scenarios = [item["scenario"] for item in RECORDED if item["scenario"]["policy"] == policy]
-        programs = [vllm_scenario.program_of(scenario, "0.33.0")[0] for scenario in scenarios]
-        assert len({structure_of(program) for program in programs}) == 1
+def test_scenarios_alike_share_one_structure():
+    kinds = {(item["scenario"]["policy"], shares(item["scenario"])) for item in RECORDED}
+    assert kinds == {("fcfs", False), ("fcfs", True), ("priority", False)}
+    programs = [vllm_scenario.program_of(item["scenario"], "0.33.0")[0] for item in RECORDED]
+    assert len({structure_of(program) for program in programs}) == len(kinds)
 
 
 def structure_of(program) -> Any:
@@ -216,7 +214,7 @@ def test_differences_are_seen():
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"policy": "sjf"}, "$.policy: 'sjf' is not known"),
-    ({"requests": [{"prompt": 10, "out": 2, "arrive": 0, "prefix": {"group": "a", "len": 4}}]}, "$.requests[0].prefix"),
+    ({"requests": [{"prompt": 10, "out": 2, "prefix": {"len": 4}}]}, "$.requests[0].prefix.group: None is not allowed"),
     ({"requests": [{"prompt": 10, "arrive": 0}]}, "$.requests[0].out: None is not allowed"),
     ({"requests": []}, "the scenario has no requests and no sessions"),
     ({"budget": -1}, "$.budget: -1 is not allowed"),

@@ -19,7 +19,7 @@ import pytest
 from compare_runs import as_program, exact_difference
 from generate import NAMES, STRUCTURES, Json, add, call, ctx, engine, mul, num, variant
 from helpers import ROOT, shared_dir
-from make_vllm_data import plain
+from make_vllm_data import plain, shares
 
 import serqjax as sq
 from serqjax import ir
@@ -250,17 +250,17 @@ def scenarios_both_ways(scenarios: Sequence[dict[str, Any]], version: str) -> No
 @pytest.mark.parametrize("version", ["0.33.0", pytest.param("0.11.2", marks=pytest.mark.slow)])
 def test_recorded_scenarios(version: str) -> None:
     mine = [item["scenario"] for item in RECORDED if version in item["results"]]
-    scenarios_both_ways([scenario for scenario in mine if scenario["policy"] == "fcfs"], version)
+    scenarios_both_ways([s for s in mine if s["policy"] == "fcfs" and not shares(s)], version)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.33.0", "0.11.2"])
 def test_every_scenario(version: str) -> None:
-    """First come first served, no prefix shared between requests."""
+    """First come first served, no prefix shared between requests (their iterations are not coalesced)."""
     folder = shared_dir() / "oracle/vllm"
     scenarios = [json.loads(path.read_text()) for path in sorted((folder / "scenarios").glob("*.json"))]
     scenarios += [json.loads(line)["scenario"] for line in (folder / "random.jsonl").read_text().splitlines()]
-    chosen = [scenario for scenario in scenarios if plain(scenario)]
+    chosen = [scenario for scenario in scenarios if plain(scenario) and not shares(scenario)]
     assert len(chosen) >= 130
     scenarios_both_ways(chosen, version)
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Request:
-    """`ids`: hash ids of the prompt, each of `span` tokens but for the last, which may have fewer."""
+    """`prefix`: leading tokens that are the `group`'s. `ids`: hash ids of the prompt's tokens after these, each of
+    `span` tokens but for the last, which may have fewer."""
 
     name: int
     arrive: int
@@ -22,6 +23,8 @@ class Request:
     out: int
     ids: tuple[int, ...] = ()
     span: int = 512
+    group: int = 0
+    prefix: int = 0
     generated: int = 0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -35,12 +38,14 @@ class Request:
     def known(self) -> int:
         return self.prompt + self.generated
 
-    def token(self, place: int) -> tuple[int, int]:
-        """A token as a pair that is equal where the tokens are equal."""
-        at = place // self.span
+    def token(self, place: int) -> tuple[str, int, int]:
+        """A token, equal where the tokens are equal."""
+        if place < self.prefix:
+            return "group", self.group, place
+        at, inside = divmod(place - self.prefix, self.span)
         if place < self.prompt and at < len(self.ids):
-            return self.ids[at], place % self.span
-        return -1 - self.name, place
+            return "id", self.ids[at], inside
+        return "own", self.name, place
 
 
 class Engine:

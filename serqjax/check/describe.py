@@ -146,6 +146,7 @@ def _pool(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str, 
         "has_growers": fact.has_growers,
         "uncached": pool.uncached,
         "on_end": pool.on_end,
+        "sharing": pool.sharing,
         "memory_of": [index.program.stages[s].name for s in fact.memory_of],
         "moments": moments.get(f"pool `{pool.name}`", []),
     }
@@ -292,6 +293,8 @@ def _pool_line(pool: dict[str, Any]) -> str:
         parts.append(f"admitted by {pool['admit_via']}")
     if pool["cached"]:
         parts.append(f"cached, evicts {'by keys' if pool['evict'] == 'keyed' else 'least recently used'}")
+    if pool["sharing"] == "content":
+        parts.append("blocks shared by content")
     if pool["can_grow"]:
         parts.append("grows" + (", growth waits" if pool["preempts"] == "none" else f", preempts {pool['preempts']}"))
     return ", ".join(parts)

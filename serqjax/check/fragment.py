@@ -20,6 +20,7 @@ DEEPEST = 4
 MOST_ERLANG = 64
 MOST_LINKS = 62
 MOST_CHOICES, MOST_DRAWS = 4096, 512
+MOST_BLOCKS = 1 << 20
 
 
 def unsupported(program: Program) -> list[Problem]:
@@ -29,7 +30,7 @@ def unsupported(program: Program) -> list[Problem]:
         if pool.reserve_held:
             _refuse(problems, f"$.pools[{i}].reserve_held", f"pool `{pool.name}`", "holds that keep their reserve")
         if pool.sharing == "content":
-            _refuse(problems, f"$.pools[{i}].sharing", f"pool `{pool.name}`", "blocks shared by content")
+            _refuse_sharing(index, problems, i)
     shared = shared_stages(program)
     if len(shared) > MOST_LINKS:
         _refuse(problems, "$.stages", "the program", f"{len(shared)} shared stages (at most {MOST_LINKS})")
@@ -49,6 +50,8 @@ def unsupported(program: Program) -> list[Problem]:
         for path, node in nodes(position):
             if isinstance(node, PoolState) and position.moment == "release":
                 _refuse(problems, path, where, f"`{node.fun}` in `keep` (the pool is being given back)")
+            elif isinstance(node, PoolState) and position.moment not in ("session", "admit") and _looks_up(index, node):
+                _refuse(problems, path, where, "`CachedIn` of blocks shared by content outside statements and headers")
             elif isinstance(node, PoolState) and position.moment == "evict" and node.fun in ("CachedIn", "Allocated"):
                 _refuse(problems, path, where, f"`{node.fun}` of an entry's owner")
             elif isinstance(node, StageState) and position.moment == "evict" and node.fun == "BudgetLeft":
@@ -97,6 +100,29 @@ def _refuse_retries(problems: Problems, program: Program) -> None:
                 what = "the clock" if clock else "a draw"
                 text = f"{position.what} with {what} beside stages whose jobs share"
                 _refuse(problems, path, position.owner, text)
+
+
+def _refuse_sharing(index: Index, problems: Problems, i: int) -> None:
+    """What a pool that shares its blocks by content cannot have yet."""
+    pool, owner = index.program.pools[i], f"pool `{index.program.pools[i].name}`"
+    cap, block = index.number(pool.cap), index.number(pool.block)
+    if cap is not None and block is not None and cap / block >= MOST_BLOCKS:
+        what = f"{cap / block:.0f} blocks shared by content (below {MOST_BLOCKS})"
+        _refuse(problems, f"$.pools[{i}].cap", owner, what)
+    for s, scope in enumerate(index.program.scopes):
+        holds = [
+            other.name for other in index.chain(scope.name)
+            if any(i in index.pool_members(take.pool) for take in other.takes)
+        ]  # fmt: skip
+        if len(holds) > 1 and scope.name in holds:
+            what = f"two holds inside each other of blocks shared by content (`{pool.name}`)"
+            _refuse(problems, f"$.scopes[{s}]", f"scope `{scope.name}`", what)
+
+
+def _looks_up(index: Index, node: PoolState) -> bool:
+    """Whether an expression looks for blocks shared by content."""
+    pools = index.program.pools
+    return node.fun == "CachedIn" and any(pools[p].sharing == "content" for p in index.pool_members(node.pool))
 
 
 def _refuse(problems: Problems, path: str, owner: str, what: str) -> None:

@@ -13,7 +13,9 @@ from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
+from . import blocks
 from .access import FAR, least, load, load_at, pack, store, store_at, whole
+from .blocks import Chain, Found, Lookups, Made, block_size, expressions
 from .expr import Env, Value, evaluate, select
 from .faults import Fault
 from .holds import caches, innermost, outermost, table, take_of
@@ -91,6 +93,7 @@ class Header:
         final = list(base)
         requeued = load(w.requeued, slot).astype(jnp.float64)
         done: dict[object, tuple[list[Value], list[Value], list[Value], Value]] = {}
+        self.made: Made = {}
 
         def budget_left(s: int) -> Value:
             if left is not None and via == {plan.skeleton.stages[s].name}:
@@ -117,7 +120,7 @@ class Header:
                     w.job.numbers,
                     attr=view.get,
                     ctx={"Now": lambda: now_s(w), "Requeued": lambda: requeued},
-                    pool=pool_state(w, slot),
+                    pool=pool_state(w, slot, Lookups(w, slot, view.get, self.made)),
                     stage=stage_state(w, budget_left),
                     register=register_state(w),
                     stray=stray(w, slot),
@@ -143,6 +146,19 @@ class Header:
                     self.need[pool] = jnp.where(here, need, self.need[pool])
                     self.takes[pool] = self.takes[pool] | here
         self.attrs.values = final
+        self.found: dict[int, Found] = {}
+        self.hits: dict[int, Value] = {}
+
+    def look_up(self) -> None:
+        """Blocks of other sessions that the hold would share: at most what it may reuse and what it takes."""
+        w, plan = self.w, self.w.plan
+        for pool in plan.sharing:
+            self.found[pool] = found = Lookups(w, self.slot, self.attrs.get, self.made)(pool)
+            most = jnp.minimum(jnp.maximum(self.reuse, 0.0), round_up(w, pool, self.units[pool]))
+            take = take_of(w, self.slot, self.scope, pool)
+            keeps = caches(w, self.scope, pool, take) & self.takes[pool]
+            blocks = jnp.floor((most + EPS) / block_size(w, pool))
+            self.hits[pool] = jnp.where(keeps, jnp.minimum(found.run, blocks), 0).astype(jnp.int32)
 
     def check(self, mask: Array) -> None:
         """Amounts must be numbers and not negative."""
@@ -152,11 +168,15 @@ class Header:
             self.need[pool] = amount(self.w, self.need[pool], here, Fault.bad_amount, self.slot, pool)
 
     def fits(self) -> Array:
-        """Whether every pool has room beside what is allocated; cached units do not count against it."""
+        """Whether every pool has room beside what is allocated; cached units do not count against it, and blocks that
+        others hold already need none."""
         ok = jnp.bool_(True)
         for pool in range(len(self.units)):
             if self.w.plan.finite[pool]:
-                room = self.w.used[pool] + round_up(self.w, pool, self.need[pool]) <= cap(self.w, pool) + EPS
+                need = round_up(self.w, pool, self.need[pool])
+                if pool in self.hits:
+                    need = need - self.found[pool].held_among(self.hits[pool]) * block_size(self.w, pool)
+                room = self.w.used[pool] + need <= cap(self.w, pool) + EPS
                 ok = ok & (room | ~self.takes[pool])
         return ok
 
@@ -225,6 +245,7 @@ def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
     header.units = list(w.fence(*header.units))
     header.need = list(w.fence(*header.need))
     header.takes = list(w.fence(*header.takes))
+    header.look_up()
     (fits,) = w.fence(trying & header.fits() & (w.fault == 0))
     consume(w, slot, header, fits)
     return on & ~fits
@@ -239,7 +260,7 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     w.fail(on & jnp.isnan(header.reuse), Fault.bad_amount, slot, -1)
     kept = {p for s in plan.scopes for t, ps in zip(s.scope.takes, s.takes) if t.keep is not None for p in ps}
     for pool in range(n):
-        if pool not in kept:
+        if pool not in kept or pool in plan.sharing:
             continue
         take = take_of(w, slot, header.scope, pool)
         here = on & header.takes[pool] & caches(w, header.scope, pool, take)
@@ -252,6 +273,13 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
         w.put("entry_owner", index, -1, here)
         w.add("cached", pool, -taken, here)
         (own[pool],) = w.fence(jnp.where(here, taken, 0.0))
+    for pool in plan.sharing:
+        chain = Chain.of(w, pool, slot, expressions(w, pool, header.attrs.get))
+        here = on & header.takes[pool]
+        w.fail(here & ~chain.valid(), Fault.bad_amount, slot, pool)
+        named = caches(w, header.scope, pool, take_of(w, slot, header.scope, pool))
+        blocks.share(w, pool, slot, header.found[pool], header.hits[pool], named, here)
+        (own[pool],) = w.fence(jnp.where(here, header.hits[pool] * block_size(w, pool), 0.0))
     best = own[0]
     for value in own[1:]:
         best = jnp.maximum(best, value)
@@ -505,12 +533,15 @@ def allocate(w: Lane) -> None:
     n = len(plan.skeleton.pools)
     room = jnp.bool_(True)
     for p in range(n):
-        if plan.finite[p]:
+        if plan.finite[p] and p not in plan.sharing:  # there the test has counted whole blocks
             cached = w.cached[p] if plan.caching[p] else 0.0
             room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | (w.ask_units[p] <= 0.0))
     on, slot, how = w.fence(w.running & (w.ask >= 0) & room, w.ask, w.ask_how)
-    w.used = jnp.where(on, w.used + w.ask_units, whole(w.used))
     admits = on & (how == ADMIT)
+    if plan.sharing:
+        take_blocks(w, slot, on, admits)
+    counted = [jnp.where(p in plan.sharing, 0.0, w.ask_units[p]) for p in range(n)] if plan.sharing else w.ask_units
+    w.used = jnp.where(on, w.used + jnp.asarray(counted), whole(w.used))
     take_holds(w, slot, admits)
     if w.has("grow"):
         grows = on & (how != ADMIT)
@@ -531,6 +562,19 @@ def allocate(w: Lane) -> None:
         from .planner import give_allocated
 
         give_allocated(w, slot, on & (how == GIVE))
+
+
+def take_blocks(w: Lane, slot: Array, on: Array, admits: Array) -> None:
+    """The blocks of an ask that are not shared come from the free queue, in the order of the takes."""
+    plan = w.plan
+    order, _ = take_order(w)
+    for pool in plan.sharing:
+        units = w.ask_units[pool] - jnp.where(admits, w.ask_own[pool], 0.0)
+        here = on & (units > 0)
+        evicted = w.only(here, lambda w, p=pool, u=units, h=here: blocks.take(w, p, slot, u, h), jnp.float64(0.0))
+        if w.has("actions"):
+            record_admission(w, admits & (evicted > 0), order[pool])
+        blocks.act_evicted(w, pool, evicted, here)
 
 
 def take_order(w: Lane) -> tuple[list[Array], list[bool]]:

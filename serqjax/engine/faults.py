@@ -27,6 +27,7 @@ class Fault(IntEnum):
     same_member = 16
     count = 17
     live_leg = 18
+    blocks = 19
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -53,6 +54,10 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     Fault.seats: (
         Verdict.capacity,
         "more sessions were on step stages than have a seat ({seats}): raise `seats`",
+    ),
+    Fault.blocks: (
+        Verdict.capacity,
+        "a session held more blocks of a shared pool than its table has columns ({chain}): raise `chain`",
     ),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),

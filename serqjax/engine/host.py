@@ -234,7 +234,7 @@ class Batch:
                     used, finished = done.result()
                     full = 0
                     for index, run, fault in finished:
-                        if fault in (Fault.slots, Fault.entries, Fault.seats) and capacities is None:
+                        if fault in (Fault.slots, Fault.entries, Fault.seats, Fault.blocks) and capacities is None:
                             again.append(index)
                             larger = _union(larger, _enlarged(used, fault))
                             full += 1
@@ -266,8 +266,11 @@ class Batch:
 
     def _run_unit(self, todo: list[int], cap: Capacities, size: int, stop: threading.Event) -> list[Finished]:
         plan = self.plan
+        blocks = most_blocks(self.programs)
         cap = dataclasses.replace(
             cap,
+            blocks=blocks,
+            chain=min(cap.chain, blocks),
             gaps=max(cap.gaps, 3 * cap.slots),
             points=max(cap.points, 8 * len(plan.gauges)),
             phases=cap.phases if self.coalesce and not self.trace else 0,
@@ -348,6 +351,18 @@ def beginning(plan: Plan, cap: Capacities) -> tuple[Layout, dict[str, np.ndarray
     return layout, layout.row(one), memory
 
 
+def most_blocks(programs: Sequence[Program]) -> int:
+    """Blocks of the largest pool that shares them by content, in steps; 1 if there is none."""
+    counts = [
+        (number(p, pool.cap) or 0) / (number(p, pool.block) or 1)
+        for p in programs for pool in p.pools if pool.sharing == "content"
+    ]  # fmt: skip
+    size = 1
+    while size < max([0.0, *counts]):
+        size *= 2
+    return size
+
+
 def run_bounds(program: Program) -> tuple[int, int, int]:
     """Horizon and warm-up in ticks, and the number of arrivals; `FAR` where there is none."""
     return (
@@ -369,11 +384,13 @@ def cores() -> int:
 
 
 def _enlarged(used: Capacities, fault: Fault) -> Capacities:
-    """The sizes to try after `used` with an instance that ended with `fault`: more sessions, cache entries or seats."""
+    """The sizes to try after `used` with an instance that ended with `fault`: more of what ran out."""
     if fault == Fault.slots:
         return dataclasses.replace(used, slots=used.slots * 4)
     if fault == Fault.entries:
         return dataclasses.replace(used, entries=used.entries * 2)
+    if fault == Fault.blocks:
+        return dataclasses.replace(used, chain=used.chain * 4)
     return dataclasses.replace(used, seats=used.seats * 2)
 
 

@@ -50,7 +50,8 @@ class Capacities:
     """Static sizes of the tables. `slots`: live sessions; `entries`: cache entries of all pools together;
     `samples`, `requests`, `gaps`, `points`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
     whose trace session is known ahead; `phases`: positions within a block that a window tells apart (blocks of
-    more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once."""
+    more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once; `blocks`: of the largest
+    pool that shares them by content (not a choice); `chain`: most blocks that a session holds of it."""
 
     slots: int = 64
     entries: int = 64
@@ -62,6 +63,8 @@ class Capacities:
     ahead: int = 1024
     phases: int = 16
     seats: int = 64
+    blocks: int = 1
+    chain: int = 256
 
 
 REQUEST_COLUMNS = (
@@ -349,6 +352,26 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         }
         if keyed_eviction_reads_attrs(plan):
             state["entry_attr"] = full((C, A), 0.0, f64)
+    if plan.sharing:
+        K, B, M = len(plan.sharing), cap.blocks, cap.chain
+        in_order = [plan.skeleton.pools[p].uncached == "in_order" for p in plan.sharing]
+        state |= {
+            "block_content": full((K, B), 0, i64),  # 0: none
+            "block_named": full((K, B), 0, i64),  # when it got its content, packed before its place in the chain
+            "block_count": full((K, B), 0, i32),  # holds that have it
+            # place in the free queue, the least is given out first; `FAR`: somebody holds it
+            "block_free": np.asarray([np.arange(B) if o else np.full(B, -1) for o in in_order], i64),
+            "block_seq": full((), B, i64),
+            "held": full((K, S, M), 0, i32),  # blocks of each session's hold, in the order of its units
+            "held_n": full((K, S), 0, i32),
+            "held_found": full((K, S), 0, i32),  # the first ones were found
+            "held_named": full((K, S), 0, i32),  # the first ones have contents
+            "held_chain": full((K, S), False, bool),  # the hold caches
+            "chain": full((K, S, M), 0, i64),  # what they contain, or would
+            "naming": full((), -1, i32),  # session whose last tokens may fill blocks
+        }
+        if not plan.has_cache:
+            state |= {"evicted_entries": full((P,), 0, i64), "evicted_units": full((P,), 0.0, f64)}
     if plan.step_stages:
         state |= {
             "mode": full((S,), 0, i32),
@@ -476,7 +499,8 @@ class Data(eqx.Module):
     """Sessions as data, shared by all instances: `[programs, ...]`, read at `Job.which`.
 
     `at` `[programs, sessions]` ticks (`FAR` past the last); `values` `[programs, sessions, attrs]` and `turns`
-    `[programs, rows, attrs]` float64 with NaN for "keep"; `turn_start`, `turn_count` `[programs, scripts]`.
+    `[programs, rows, attrs]` float64 with NaN for "keep"; `turn_start`, `turn_count` `[programs, scripts]`; `contents`
+    `[programs, names]` int32: recorded contents, each with all before it, numbered; `content_start`, `content_count`.
     """
 
     at: Array
@@ -484,6 +508,9 @@ class Data(eqx.Module):
     turns: Array
     turn_start: Array
     turn_count: Array
+    contents: Array
+    content_start: Array
+    content_count: Array
 
 
 class Tape(eqx.Module):

@@ -18,6 +18,7 @@ from jaxtyping import Array
 from ..ir.expr import Attr, Ctx, Expr, Price, Sample
 from ..ir.program import Choose, Drop, Require, Set
 from ..ir.structure import walk
+from . import blocks
 from .access import FAR
 from .lane import Lane
 from .plan import Plan
@@ -96,6 +97,8 @@ def fingerprint(w: Lane) -> Array:
         for i, column in enumerate((w.entry_size, w.entry_owner, w.entry_pool)):
             mixed = _mix(_bits(column) + place + jnp.uint64(1000 + i))
             total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
+    if w.plan.sharing:
+        total = total + blocks.fingerprint(w, _mix, live)
     ends = jnp.where(w.stage_end < FAR, w.stage_end - w.now, -1)
     arrive = jnp.where(w.next_arrive < FAR, w.next_arrive - w.now, -1)
     values = [ends, arrive, w.used, w.cached]

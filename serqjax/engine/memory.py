@@ -11,6 +11,8 @@ from jaxtyping import Array
 from ..ir.program import Closed, Enter
 from ..report.raw import Action, RequestStatus
 from .access import FAR, either, least, load, load_at, pack, store, store_at
+from .blocks import block_size
+from .blocks import give_back as give_blocks
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .holds import outermost, places, table, take_of, taken
@@ -148,8 +150,18 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
             computed = jnp.where(grown | cut, pos, alloc)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
+        if pool in plan.sharing:
+            w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
+            computed = jnp.where(grown | cut, pos, alloc)
+            named = load_at(w.held_named, jnp.int32(plan.sharing.index(pool)), jnp.maximum(slot, 0))
+            planned = named * block_size(w, pool)  # if not computed
+            kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), jnp.maximum(computed, planned)))
         alloc, here, kept = w.fence(alloc, here, kept)
-        w.add("used", pool, -alloc, here)
+        if pool in plan.sharing:
+            kept = w.only(here, lambda w, p=pool, k=kept, h=here: give_blocks(w, p, slot, k, h), jnp.float64(0.0))
+            act_at(w, here & (kept > 0), Action.cache, load(w.serial, slot), pool, kept, base, 2 * order + 1)
+        else:
+            w.add("used", pool, -alloc, here)
         w.add("holders", pool, -1, here & outermost(w, slot, scope, pool))
         w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)
         if w.has("hold_seq"):

@@ -332,7 +332,14 @@ class Plan:
     def caching(self) -> tuple[bool, ...]:
         """Pools that may hold cache entries (a take keeps units, or released units stay in order)."""
         kept = {p for s in self.skeleton.scopes for t in s.takes if t.keep is not None for p in self.pools_of(t.pool)}
-        return tuple(i in kept or p.uncached == "in_order" for i, p in enumerate(self.skeleton.pools))
+        return tuple(
+            p.sharing == "own" and (i in kept or p.uncached == "in_order") for i, p in enumerate(self.skeleton.pools)
+        )
+
+    @functools.cached_property
+    def sharing(self) -> tuple[int, ...]:
+        """Pools whose blocks are shared by content."""
+        return tuple(i for i, p in enumerate(self.skeleton.pools) if p.sharing == "content")
 
     @functools.cached_property
     def growing(self) -> tuple[bool, ...]:

@@ -91,6 +91,8 @@ def may_plan(w: Lane) -> Array:
 def give_next(w: Lane) -> Array:
     """Give to the next resident in serving order; returns where the plan has nobody left to consider."""
     on = may_plan(w)
+    if w.has("naming"):
+        on = on & (w.naming < 0)  # the blocks of a give that had to grow get their contents first
     if w.plan.bodies:
         if len(w.plan.bodies) == len(w.plan.step_stages):
             return jnp.bool_(False)
@@ -202,6 +204,8 @@ def give_allocated(w: Lane, slot: Array, on: Array) -> None:
         w.pick(alone, listed=0, left=w.budget, stopped=True)
     w.put("give_key", slot, w.listed, on)
     w.pick(on, listed=w.listed + 1, left=w.left - load(w.given, slot))
+    if w.has("naming"):
+        w.pick(on, naming=slot)
 
 
 def newcomer(w: Lane, spent: Array) -> tuple[Array, Array]:

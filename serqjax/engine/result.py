@@ -146,6 +146,7 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             "slots": s["pc"].shape[0],
             "seats": s["seats"].shape[0] if "seats" in s else s["pc"].shape[0],
             "entries": s["entry_size"].shape[0] if "entry_size" in s else 0,
+            "chain": s["held"].shape[2] if "held" in s else 0,
         }
         return verdict, sentence.format(**names)
     verdict = Verdict(int(s["verdict"]))

@@ -46,6 +46,7 @@ from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
 from . import legs, measures, sharing
 from .access import FAR, SLOT_BITS, any_of, load, lookup, store_column, unpack_slot, whole
+from .blocks import Lookups
 from .clock import ask_service, schedule_wake
 from .expr import Draws, Env, Value, evaluate, select
 from .faults import Fault
@@ -299,7 +300,7 @@ class Pass:
             self.w.job.numbers,
             attr=self.attrs.get,
             ctx={"Now": lambda: now_s(self.w)},
-            pool=pool_state(self.w, self.slot),
+            pool=pool_state(self.w, self.slot, Lookups(self.w, self.slot, self.attrs.get)),
             stage=stage_state(self.w),
             draw=self.own_draws.take,
             stray=stray(self.w, self.slot),

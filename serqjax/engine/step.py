@@ -29,7 +29,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, body, clock, deadlines, legs, memory, planner, seats, session, sharing, window
+from . import admission, blocks, body, clock, deadlines, legs, memory, planner, seats, session, sharing, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -157,6 +157,8 @@ def plan_and_admit(w: Lane) -> None:
     if w.plan.step_stages:
         w.only(w.focus == STAGES, planner.start_plan)
         spent = w.only(w.planning, planner.give_next, jnp.bool_(False))
+        if w.plan.sharing:
+            blocks.name_given(w)  # before anybody looks for them
         newcomer, line = planner.newcomer(w, spent)
         if w.plan.bodies:
             ends, asked = w.only(w.planning, body.follow, (jnp.bool_(False), jnp.bool_(False)))
@@ -188,6 +190,9 @@ def check_ownership(w: Lane) -> None:
     """allocated + cached + free = cap, with the tables as witnesses; within 1e-9 of the units in use."""
     n = len(w.plan.skeleton.pools)
     for pool in range(n):
+        if pool in w.plan.sharing:
+            w.fail(~blocks.owned(w, pool), Fault.ownership, -1, pool)
+            continue
         held = jnp.float64(0.0)
         for depth in range(w.plan.depth):
             held = held + jnp.sum(w.alloc[w.plan.column(depth, pool)])

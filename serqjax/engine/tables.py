@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,34 @@ def session_data(programs: Sequence[Program]) -> Data:
             for row in script:
                 turns[i, here] = [np.nan if v is None else v for v in row]
                 here += 1
-    return Data(at=at, values=values, turns=turns, turn_start=start, turn_count=count)  # type: ignore[arg-type]
+    names, content_start, content_count = recorded_contents(programs, n_scripts)
+    columns: dict[str, Any] = {
+        "at": at, "values": values, "turns": turns, "turn_start": start, "turn_count": count, "contents": names,
+        "content_start": content_start, "content_count": content_count,
+    }  # fmt: skip
+    return Data(**columns)
+
+
+def recorded_contents(programs: Sequence[Program], scripts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Recorded contents of each program's sessions: `names` `[programs, all]`, first place and number of each row.
+
+    A name of 64 bits becomes a number that also stands for all names before it in its row.
+    """
+    rows: list[tuple[tuple[int, ...], ...]] = [getattr(p.trace or p.arrival, "contents", ()) for p in programs]
+    scripts = max(scripts, _padded(max([1, *(len(r) for r in rows)])))
+    names = np.zeros((len(programs), _padded(max([1, *(sum(map(len, r)) for r in rows)]))), np.int32)
+    start, count = np.zeros((2, len(programs), scripts), np.int64)
+    for i, program in enumerate(rows):
+        known: dict[tuple[int, int], int] = {}
+        here = 0
+        for j, row in enumerate(program):
+            start[i, j], count[i, j] = here, len(row)
+            before = -1
+            for name in row:
+                before = known.setdefault((before, name), len(known))
+                names[i, here] = before
+                here += 1
+    return names, start, count
 
 
 def likely_sessions(program: Program) -> int:

@@ -13,6 +13,7 @@ from ..ir.program import Fifo, ProcessorSharing, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
 from .access import load_row, rint
+from .blocks import Lookups
 from .expr import Draws, Env, evaluate
 from .faults import Fault
 from .lane import Lane
@@ -93,8 +94,11 @@ def shared_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
     return jnp.where(found, index, -1), jnp.where(found, w.entry_size[index], 0.0)
 
 
-def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
-    """`Used`, `Free`, ... of pools, `CachedIn` and `Allocated` for the session(s) `slot`."""
+def pool_state(w: Lane, slot: Array | None, lookups: Lookups | None = None) -> Callable[[str, int], Value]:
+    """`Used`, `Free`, ... of pools, `CachedIn` and `Allocated` for the session(s) `slot`.
+
+    `lookups`: of the one session, where blocks that are shared by content may be looked up.
+    """
 
     def read(fun: str, pool: int) -> Value:
         match fun:
@@ -108,6 +112,9 @@ def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
                 return w.queued[pool].astype(jnp.float64)
             case "CachedIn":
                 assert slot is not None
+                if pool in w.plan.sharing:
+                    assert lookups is not None
+                    return lookups.units(pool)
                 if not w.plan.caching[pool]:
                     return jnp.float64(0.0)
                 return own_entry(w, pool, slot)[1]

@@ -1,8 +1,11 @@
 """Chains of shared prefixes (`prefix` of a hold or a request): pools whose blocks are shared by content.
 
-The chain of IR 14 stands in the hold, that of the automaton form with the pool; so all holds that cache in one pool must
-have one chain. A block can be found when it was released, as in the reference, and only pools with blocks share.
-What the reference does with a chain that ends, and in which order it evicts under keys, is not characterised.
+The chain of IR 14 stands in the hold, that of the automaton form with the pool; so all holds that cache in one pool
+must have one chain. A block can be found when it was released, as in the reference, and only pools with blocks share.
+This gives the reference's samples and pool averages where holds do not overlap in time and lengths are whole blocks.
+Else the reference's segments are no rows of blocks: a hold pins a whole segment of which it uses a part, and the last
+part of a block is kept. `evicted_entries` counts blocks here, segments there. What it does with a chain that ends, or
+under eviction keys, is not characterised.
 
 **Source:** `spec/semantics.md`, section 8; `spec/ir14.md`, CRequest and Hold.
 """

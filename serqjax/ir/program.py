@@ -105,9 +105,9 @@ class Segment(Tagged, frozen=True, kw_only=True):
 
 
 class Recorded(Tagged, frozen=True, kw_only=True):
-    """The contents recorded with the session (`Listed.contents`, `Trace.contents`), each of `span` units, `length` in all.
+    """The contents recorded with the session (`Listed.contents`, `Trace.contents`), each of `span` units.
 
-    A record shorter than `length` ends there.
+    `length` units in all; a record that is shorter ends there.
     """
 
     span: Number
