@@ -40,6 +40,7 @@ class Step(Stage):
         self.memory = -1 if kind.memory is None else machine.pool_index[kind.memory]
         self.granule = number(machine.program, kind.granule)
         self.alone = kind.prefills == "alone"
+        self.goes_on = kind.after_own_preemption == "go_on"
         self.body = Body(self, kind.iteration) if kind.iteration else None
         form = fixed.stage_form(machine.program, kind)
         self.form = None if form is None else fixed.resolve(form, compiler.params, machine.tick_s)
@@ -213,7 +214,10 @@ class Step(Stage):
             job = self.first([job for job in self.residents if job not in plan.considered], self.serve)
             if job is not None:
                 plan.considered.add(job)
-                if self.give(plan, job) is not Give.goes_on or plan.left <= 0.0:
+                given = self.give(plan, job)
+                if given is Give.preempted_itself and self.goes_on:
+                    continue
+                if given is not Give.goes_on or plan.left <= 0.0:
                     return
             elif plan.left <= 0.0 or plan.preempted or plan.refused or not self.admit_one(plan):
                 return

@@ -22,6 +22,9 @@ def check_iteration(index: Index, problems: Problems) -> None:
         if stage.kind.prefills == "alone":
             text = f"{owner}: has an iteration of its own, and prefills that go alone take back what it has given"
             problems.add(f"{here}.prefills", text, "write one of the two")
+        if stage.kind.after_own_preemption == "go_on":
+            text = f"{owner}: has an iteration of its own, whose commands end when a grower preempts itself"
+            problems.add(f"{here}.after_own_preemption", text, "leave it out, or write another `Serve` after that one")
         if _may_do_nothing(stage.kind.iteration):
             text = f"{owner}: a way through the iteration neither serves nor admits anybody"
             problems.add(f"{here}.iteration", text, "put a `Serve` or an `Admit` on every way")

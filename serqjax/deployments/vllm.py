@@ -14,7 +14,8 @@ The rules, and where each stands below:
   recomputes its output as prefill: `preempt`, `known`;
 - requests that arrive at one time queue by place: keys `[-Waited, serial]`;
 - under `priority` the line is ordered by priority (a smaller number is more urgent), the time of sending and place, for
-  preempted requests too; the victim is the last in that order;
+  preempted requests too; the victim is the last in that order, and 0.33.0 serves the others when it is the one served:
+  `after_own_preemption`;
 - 0.33.0 lifts `long_prefill_token_threshold` while a request is alone in the engine: `chunk`;
 - 0.11.2 keeps free and cached blocks in one list in the order of release: `uncached="in_order"`;
 - requests find each other's blocks, from the moment these are scheduled: `sharing="content"`. Where no two sessions
@@ -138,6 +139,7 @@ class Vllm(AbstractDeployment):
             cost=self.cost.declare(b) if isinstance(self.cost, Cost) else self.cost,
             chunk=None if self._threshold is None else b(self._threshold),
             memory="kv",
+            after_own_preemption="go_on" if self._newer and self.scheduling_policy == "priority" else "stop",
         ))
 
     # ------------------------------------------------------------ one request

@@ -337,7 +337,9 @@ def grow(w: Lane) -> None:
         w.pick(own, grow=-1)
         w.pick(own & (w.grow_how == GROW), cur=-1)
         if w.has("stopped"):
-            w.pick(own & (w.grow_how == GIVE), stopped=True)
+            stops = [getattr(s.kind, "after_own_preemption", "stop") == "stop" for s in plan.skeleton.stages]
+            ends = own & (w.grow_how == GIVE)
+            w.pick(ends if all(stops) else ends & table(stops)[w.cursor], stopped=True)
     wait = short & ~found
     if w.has("owed"):
         over = (w.grow_how == GIVE) & (takes | wait | (short & found & (victim == slot)))

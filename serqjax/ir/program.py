@@ -226,6 +226,8 @@ class Step(Tagged, frozen=True, kw_only=True):
     - `serve`: order of the residents. `memory`: the pool their growth takes from.
     - `prefills`: `mixed` with decodes in one iteration, or `alone`: the first prefill that is given tokens is the
       whole iteration and may use the whole budget; decodes wait while a resident prefills.
+    - `after_own_preemption`: a resident whose growth preempts itself ends the serving (`stop`), or the others still get
+      theirs (`go_on`, as in vLLM 0.33.0 where victims are not the last in line); nobody is admitted either way.
     - `iteration`: how an iteration is filled. Empty: every resident is served once; then, while tokens are left and
       nobody was preempted or refused, the stage's lines admit one session at a time, which is served too.
     """
@@ -237,6 +239,7 @@ class Step(Tagged, frozen=True, kw_only=True):
     memory: str | None = None
     granule: Amount | None = None
     prefills: Literal["mixed", "alone"] = "mixed"
+    after_own_preemption: Literal["stop", "go_on"] = "stop"
     iteration: tuple[Command, ...] = ()
 
 
