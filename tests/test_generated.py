@@ -28,7 +28,7 @@ CORE = [
     "serve_general", "preempt_none_cached", "no_block", "evict_attr", "queue_waited", "header_crowd",
     "waiting_oversize", "kv_only", "renewal_drain", "trace_random", "hold_cached_tight", "bare_engine",
     "two_engines_split", "grow_in_engine", "memory_cached", "memory_aging", "nested", "grow_tail", "control",
-    "zero_work", "draws", "closed_network", "fleet_hold_cached", "legs_rejected_cached",
+    "zero_work", "draws", "closed_network", "legs_rejected_cached",
 ]  # fmt: skip
 #: Programs per structure: at least 500 in all.
 PER_STRUCTURE = -(-500 // len(CORE))
