@@ -29,7 +29,7 @@ CORE = [
     "waiting_oversize", "kv_only", "renewal_drain", "trace_random", "hold_cached_tight", "bare_engine",
     "two_engines_split", "two_engines_ways", "grow_in_engine", "memory_cached", "memory_aging", "nested", "grow_tail",
     "control", "zero_work", "draws", "closed_network", "preempted_sharers", "ps_engine",
-    "fleet_hold_cached", "legs_rejected_cached",
+    "legs_rejected_cached",
 ]  # fmt: skip
 #: Programs per structure: at least 500 in all.
 PER_STRUCTURE = -(-500 // len(CORE))

@@ -81,6 +81,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
     obstacles = [
         *_of_plan(kind, f"$.stages[{stage}].kind", fixed),
         *_of_legs(program, f"$.stages[{stage}]"),
+        *_of_array(program, stage),
         *_of_growth(pools, f"$.stages[{stage}]"),
         *(_of_eviction(program, pool) if pool >= 0 else ()),
         *_of_sharing(program, pools),
@@ -125,6 +126,14 @@ def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
 def _of_legs(program: Program, at: str) -> Iterator[Obstacle]:
     if runs_legs_on_steps(program):
         yield Obstacle(("windows",), at, "a resident may be a leg, whose tokens the client of its session counts")
+
+
+def _of_array(program: Program, stage: int) -> Iterator[Obstacle]:
+    """Windows of a member would nearly always be of one iteration: those of the others end in between."""
+    array = program.stages[stage].array
+    if array is not None and sum(s.array == array for s in program.stages) > 1:
+        reason = f"it is one of an array: iterations of the other members of `{array}` end between its own"
+        yield Obstacle(("windows",), f"$.stages[{stage}].array", reason)
 
 
 def runs_legs_on_steps(program: Program) -> bool:
