@@ -80,6 +80,8 @@ STOCHASTIC = [
 #: Places that are not compared, per program, each with its reason. Applies to oracle and engine alike.
 EXCEPTIONS: dict[str, dict[str, str]] = {}
 BATCH, LANE = 64, 17
+#: A structure of their own each, of a kind that test_generated.py runs: batches of these are marked slow.
+RARE = {"det_exclusive", "det_granule", "det_only_phase", "flag_idle"}
 #: Run at batch 1 in every run of the tests.
 ALONE = {"det_evict_by", "det_preempt_decode_cached", "det_preempt_none", "det_srpt", "mm1", "text_vllm"}
 
@@ -119,7 +121,10 @@ def test_oracle_gives_the_stored_samples_and_report(name: str) -> None:
     assert found is None, f"oracle:\n{found}"
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC + STOCHASTIC)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in RARE else name for name in DETERMINISTIC + STOCHASTIC],
+)
 def test_engine_in_a_batch(name: str) -> None:
     """Lane 17 of 64 is the oracle's run, action by action, and gives the stored samples and report."""
     program = program_of(name)
