@@ -234,7 +234,8 @@ STILL = (
     ir.Gauge(name="running", value=ir.StageState("Queue", "E")),
     ir.Gauge(name="thinking", value=Binary("Gt", ir.StageState("Busy", "think"), Num(0.0))),
 )
-FEW_POINTS = dataclasses.replace(ALL_BLOCKS, points=48)
+#: Few change points between two looks of the host, and residents in rows of their own.
+FEW_POINTS = dataclasses.replace(ALL_BLOCKS, points=48, seats=8)
 
 
 def measured(made: Program) -> Program:
