@@ -167,7 +167,7 @@ class Compiler:
             case PoolState(fun=fun, pool=pool):
                 index = self.resource(pool, self.machine.pool_index)
                 pools = self.machine.pools
-                return lambda k: pools[index(k)].state(fun, k)
+                return lambda k: pools[index(k)].state(fun, k.session, k)
             case StageState(fun=fun, stage=stage):
                 index = self.resource(stage, self.machine.stage_index)
                 stages = self.machine.stages

@@ -109,8 +109,8 @@ class Pool:
         """Distinct holders by their first hold."""
         return list(dict.fromkeys(self.holders))
 
-    def state(self, fun: str, look: Look) -> float:
-        session = look.session
+    def state(self, fun: str, session: Session | None, look: Look | None = None) -> float:
+        """`look`: where it is asked, by whose attributes shared blocks are looked up."""
         match fun:
             case "Used":
                 return self.used
@@ -118,7 +118,7 @@ class Pool:
                 return self.cap - self.used
             case "CachedIn":
                 if self.blocks is not None:
-                    return self.blocks.found(look) if session else 0.0
+                    return self.blocks.found(look) if session and look else 0.0
                 entry = self.entries.get(session.serial) if session else None
                 return entry.size if entry else 0.0
             case "Allocated":

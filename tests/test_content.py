@@ -307,6 +307,28 @@ def test_engine_equals_the_oracle():
     compare_engine(list(range(24)), "0.33.0")
 
 
+def overlapping(seed: int) -> Any:
+    """Sessions of engine U that use a common prefix at the same time."""
+    rng = Random(seed)
+    rows: list[Any] = []
+    for _ in range(rng.randint(3, 7)):
+        turns = [(rng.randint(5, 120), rng.randint(1, 30), float(rng.randint(0, 40)))]
+        for _ in range(rng.randint(0, 2)):
+            turns.append((sum(turns[-1][:2]) + rng.randint(1, 40), rng.randint(1, 20), float(rng.randint(1, 10))))
+        rows.append(turns)
+    prefix = [[num(7), num(rng.choice([16, 40, 48, 64]))], [at(SERIAL), END]]
+    return chained(rows, prefix, blocks=rng.choice([16, 20, 40, 400]))
+
+
+@pytest.mark.slow
+def test_chains_run_in_the_array_engine():
+    """Blocks that are found when they are released."""
+    programs = [as_program(overlapping(seed)) for seed in range(32)]
+    for seed, program, run in zip(range(32), programs, run_engine(programs), strict=True):
+        found = first_difference(run, run_oracle(program))
+        assert found is None, f"seed {seed}: engine (a) and oracle (b) differ:\n{found}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.33.0", "0.11.2"])
 def test_engine_equals_the_oracle_on_many(version):
