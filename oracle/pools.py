@@ -67,6 +67,7 @@ class Pool:
         self.distinct: dict[Session, int] = {}  # how often each holder is in the list
         self.entries: dict[int, Entry] = {}
         self.line: list[Waiting] = []
+        self.joined = 0
         self.growers: list[Grower] = []
         self.totals = PoolTotals()
         self.blocks = Blocks(machine, self) if pool.sharing == "content" else None
@@ -127,6 +128,8 @@ class Pool:
                 return float(len(self.distinct))
             case "Queued":
                 return float(len(self.line))
+            case "Joined":
+                return float(self.joined)
         raise ValueError(fun)
 
     # ------------------------------------------------------------ the cache

@@ -88,6 +88,7 @@ def enter(
     waiting = Waiting(session, index, pools, machine.now_tick, resumed, requeued, state)
     line = machine.pools[pools[0]].line
     line.insert(0, waiting) if resumed else line.append(waiting)
+    machine.pools[pools[0]].joined += not requeued
     session.waiting = waiting
     session.status = Status.queued
     if machine.patience:

@@ -294,6 +294,12 @@ class Builder:
         made = Register(name=name, stage=stage, init=Num(float(init)))
         return Reg(self._once(self._registers, name, made, "register").name)
 
+    def resource(self, text: str) -> Resource:
+        """A pool or stage by its name, or a member of an array, `name[index]`."""
+        found = self(f"Used({text})")
+        assert isinstance(found, PoolState)
+        return found.pool
+
     def order(self, *keys: Text, tie: str) -> Order:
         """An order of the keys (ascending, one after the other) and the named sequence number."""
         return Order(keys=tuple(self(key) for key in keys), tie=tie)  # type: ignore[arg-type]

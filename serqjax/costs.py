@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Literal
 
 from .builder import Builder
@@ -21,11 +22,14 @@ class Cost:
     text: str
     numbers: tuple[tuple[str, float, str], ...]
 
-    def declare(self, b: Builder) -> Expr:
-        """The cost in the program `b`, its numbers declared as parameters."""
+    def declare(self, b: Builder, own: str = "") -> Expr:
+        """The cost in the program `b`, its numbers declared as parameters whose names begin with `own`."""
+        text = self.text
         for name, value, unit in self.numbers:
-            b.param(name, value, unit)
-        return b(self.text)
+            b.param(f"{own}{name}", value, unit)
+            if own:
+                text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.(])", f"{own}{name}", text)
+        return b(text)
 
 
 def affine(*, base_s: float = 13.9e-3, per_decode_s: float = 41e-6, per_kv_tok_s: float = 0.138e-6,

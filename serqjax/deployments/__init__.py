@@ -1,5 +1,10 @@
-"""Ready-made deployments: `vllm`. Each returns an object that `serqjax.program` joins with a workload."""
+"""Ready-made deployments: `vllm`, and fleets of them, `replicas`.
 
+Each returns an object that `serqjax.program` joins with a workload.
+"""
+
+from .fleet import Replicas as Replicas
+from .fleet import replicas as replicas
 from .vllm import VERSIONS as VERSIONS
 from .vllm import Vllm as Vllm
 from .vllm import vllm as vllm

@@ -34,7 +34,7 @@ from typing import Any, Literal
 from ..builder import AbstractDeployment, Builder, Served
 from ..costs import Cost, affine
 from ..errors import Problem, ProgramError
-from ..ir.expr import Expr, Num, Param
+from ..ir.expr import Expr, Num
 from ..ir.program import EVICT_LRU, Enter, Leave, Op, Preempt, Require, Run, Segment, Step
 
 #: Engine versions whose rules are known (and recorded).
@@ -45,7 +45,11 @@ POLICIES = ("fcfs", "priority")
 
 @dataclasses.dataclass(frozen=True)
 class Vllm(AbstractDeployment):
-    """See `vllm`."""
+    """See `vllm`.
+
+    Of a fleet each engine is a member of the arrays `reqs`, `kv` and `vllm`: `place` is its index as text (`[0]`, or
+    `[replica]` for the one that serves a session), `own` what its own parameters begin with.
+    """
 
     engine_version: str
     max_num_seqs: int
@@ -61,6 +65,8 @@ class Vllm(AbstractDeployment):
     scheduling_policy: str = "fcfs"
     shared_prefixes: tuple[tuple[str, str], ...] = ()
     name: str = "vllm"
+    place: str = ""
+    own: str = ""
     arrival_tie: str = "serial"
     shared_structure: bool = False
 
@@ -106,7 +112,18 @@ class Vllm(AbstractDeployment):
         if not self._newer:
             return "long_prefill_token_threshold"
         # all who run or wait, whoever they are: 1 is a request that is alone
-        return "long_prefill_token_threshold if Holders(reqs) + Queued(reqs) > 1 else 0"
+        return f"long_prefill_token_threshold if {self._present} > 1 else 0"
+
+    @property
+    def _present(self) -> str:
+        """Requests in the engine, running or waiting."""
+        return f"Holders(reqs{self.place}) + Queued(reqs{self.place})"
+
+    def _member(self, array: str) -> dict[str, Any]:
+        """Name of a pool or stage, and its place in an array if it has one."""
+        if not self.place:
+            return {"name": array}
+        return {"name": f"{array}{self.place}", "array": array, "index": int(self.place[1:-1])}
 
     @property
     def _urgency(self) -> tuple[str, ...]:
@@ -122,23 +139,24 @@ class Vllm(AbstractDeployment):
             for attr in self._urgency:
                 b.attr(attr)
             queue, victims, requeue = self._urgency, tuple(f"-{attr}" for attr in self._urgency), "tail"
-        b.param("max_num_seqs", self.max_num_seqs, "requests")
-        b.param("max_num_batched_tokens", self.max_num_batched_tokens, "tokens")
-        b.param("kv.cap", (self.num_gpu_blocks - 1) * self.block_size, "tokens")
+        own = self.own
+        seqs = b.param(f"{own}max_num_seqs", self.max_num_seqs, "requests")
+        budget = b.param(f"{own}max_num_batched_tokens", self.max_num_batched_tokens, "tokens")
+        units = b.param(f"{own}kv.cap", (self.num_gpu_blocks - 1) * self.block_size, "tokens")
         if self._threshold is not None:
             b.param("long_prefill_token_threshold", self.long_prefill_token_threshold, "tokens")
-        b.pool("reqs", cap=Param("max_num_seqs"), queue=b.order(*queue, tie="queued"),
-               admit_via=self.name)
-        b.pool("kv", cap=Param("kv.cap"), block=Num(float(self.block_size)), evict=EVICT_LRU,
+        b.pool(**self._member("reqs"), cap=seqs, queue=b.order(*queue, tie="queued"),
+               admit_via=f"{self.name}{self.place}")
+        b.pool(**self._member("kv"), cap=units, block=Num(float(self.block_size)), evict=EVICT_LRU,
                preempt=Preempt(order=b.order(*victims, tie="latest"), requeue=requeue),
                uncached="first" if self._newer else "in_order",
                sharing="content" if self.shared_prefixes else "own",
                content=tuple(Segment(key=b.attr(key), length=b.attr(length)) for key, length in self.shared_prefixes))
-        b.stage(self.name, Step(
-            budget=b("max_num_batched_tokens"),
-            cost=self.cost.declare(b) if isinstance(self.cost, Cost) else self.cost,
+        b.stage(**self._member(self.name), kind=Step(
+            budget=budget,
+            cost=self.cost.declare(b, own) if isinstance(self.cost, Cost) else self.cost,
             chunk=None if self._threshold is None else b(self._threshold),
-            memory="kv",
+            memory=f"kv{self.place}",
             after_own_preemption="go_on" if self._newer and self.scheduling_policy == "priority" else "stop",
         ))
 
@@ -158,7 +176,7 @@ class Vllm(AbstractDeployment):
             b.attr(f"{name}.output", hidden=True)
             send.insert(1, b.set(f"{name}.output", f"Min({output}, Max(max_model_len - {input}, 1))"))
             output = f"{name}.output"
-            slot_oversize = f"max_num_seqs + 1 if {input} >= max_model_len else 1"
+            slot_oversize = f"{self.own}max_num_seqs + 1 if {input} >= max_model_len else 1"
 
         block = self.block_size
         lets = (b.let(known, f"Max({known}, {input} if computed < {input} else computed + 1)"),)
@@ -169,25 +187,27 @@ class Vllm(AbstractDeployment):
             b.param("enable_prefix_caching", float(self.enable_prefix_caching))
             reuse, keep = (f"{text} if enable_prefix_caching else 0" for text in (reuse, keep))
 
-        budget = f"BudgetLeft({name})"
+        place = self.place
+        budget = f"BudgetLeft({name}{place})"
         if self._threshold is not None:
-            alone = " and Holders(reqs) + Queued(reqs) > 1" if self._newer else ""
+            alone = f" and {self._present} > 1" if self._newer else ""
             budget = (f"(Min({budget}, long_prefill_token_threshold) "
                       f"if long_prefill_token_threshold > 0{alone} else {budget})")
-        hit = f"Min(CachedIn(kv), {reuse})" if caching else "0"
+        hit = f"Min(CachedIn(kv{place}), {reuse})" if caching else "0"
         units = f"Min({known}, {hit} + {budget})" if caching else f"Min({known}, {budget})"
 
+        engine, memory = b.resource(f"{name}{place}"), b.resource(f"kv{place}")
         b.scope(f"{name}.request",
-                b.take("reqs", 1, oversize=slot_oversize),
-                b.take("kv", units, reserve=self._reserve(b, known, units), keep=keep),
+                b.take(b.resource(f"reqs{place}"), 1, oversize=slot_oversize),
+                b.take(b.resource(f"kv{place}"), units, reserve=self._reserve(b, known, units), keep=keep),
                 lets=lets, reuse=reuse, reentry=f"{name}.admitted", parent=parent)
         b.state(f"{name}.send", *send, exit=Enter(f"{name}.request"), scope=parent)
         b.state(f"{name}.admitted",
                 b.observe(f"{name}.reused", "cached"), b.observe(f"{name}.prefill", f"{known} - cached"),
-                exit=Run(name, "Prefill", b(f"Max({known} - cached, 0)"), f"{name}.first", grows="kv"),
+                exit=Run(engine, "Prefill", b(f"Max({known} - cached, 0)"), f"{name}.first", grows=memory),
                 scope=f"{name}.request")
         b.state(f"{name}.first",
-                exit=Run(name, "Decode", b(f"{output} - 1 - ({known} - {input})"), f"{name}.done", grows="kv"),
+                exit=Run(engine, "Decode", b(f"{output} - 1 - ({known} - {input})"), f"{name}.done", grows=memory),
                 scope=f"{name}.request")
         b.state(f"{name}.done", exit=Leave(then), scope=f"{name}.request")
         return Served(f"{name}.send", output)
@@ -204,9 +224,9 @@ class Vllm(AbstractDeployment):
             return gate if gate == known else None
         b.param("watermark", self.watermark)
         # in whole blocks, of all blocks (the one that is never given out included), while anything runs
-        blocks = f"Floor(watermark * ((Used(kv) + Free(kv)) / {self.block_size} + 1))"
+        blocks = f"Floor(watermark * ((Used(kv{self.place}) + Free(kv{self.place})) / {self.block_size} + 1))"
         block = self.block_size
-        return f"Ceil({gate} / {block}) * {block} + ({blocks} * {block} if Holders(reqs) > 0 else 0)"
+        return f"Ceil({gate} / {block}) * {block} + ({blocks} * {block} if Holders(reqs{self.place}) > 0 else 0)"
 
 
 def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs: int = 256,
@@ -237,7 +257,7 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     **Returns:** a deployment for `serqjax.program`; `.replace(max_num_seqs=...)` gives a changed one.
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
     """
-    internal = {"name", "arrival_tie", "shared_structure"}
+    internal = {"name", "place", "own", "arrival_tie", "shared_structure"}
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
     return Vllm(

@@ -251,6 +251,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "used": full((P,), 0.0, f64),
             "cached": full((P,), 0.0, f64),
             "queued": full((P,), 0, i64),
+            **({"joins": full((P,), 0, i64)} if plan.counts_joins else {}),
             "holders": full((P,), 0, i64),
             "admissions": full((P,), 0, i64),
             "rejected": full((P,), 0, i64),

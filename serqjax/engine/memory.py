@@ -16,7 +16,7 @@ from .blocks import give_back as give_blocks
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .holds import outermost, places, table, take_of, taken
-from .lane import END, END_LEG, HEAD, JUMP, LEAVE, PREEMPT, REJECT, TAIL, Lane
+from .lane import END, END_LEG, HEAD, JUMP, LEAVE, NEWCOMER, PREEMPT, REJECT, TAIL, Lane
 from .legs import finish_leg, orphan
 from .session import close_request
 from .views import (
@@ -342,6 +342,8 @@ def join_line(w: Lane) -> None:
     w.pick(head, head_seq=w.head_seq - 1)
     w.tail_seq = w.tail_seq + (joins & ~head)
     w.add_at("queued", first, 1, joins)
+    if w.has("joins"):
+        w.add_at("joins", first, 1, joins & (w.join_how == NEWCOMER))
     for ticks, target, here in limits:
         w.arm(slot, ticks, jnp.int32(target), joins & here)
     w.pick(on, join=-1)

@@ -18,7 +18,7 @@ import numpy as np
 from ..check.licence import Licence, licence, runs_legs_on_steps
 from ..check.values import chosen_from
 from ..errors import Problem, ProgramError
-from ..ir.expr import Agg, Ctx, Inf, Num, Price, Resource, Sample, StageState, Unary
+from ..ir.expr import Agg, Ctx, Inf, Num, PoolState, Price, Resource, Sample, StageState, Unary
 from ..ir.fabric import fabrics, shared_stages
 from ..ir.fixed import IntAffine, IntForm, resolve, stage_form
 from ..ir.program import (
@@ -585,6 +585,11 @@ class Plan:
             if isinstance(node, Price) or (isinstance(node, StageState) and node.fun.startswith("Est")):
                 found.update(self.stages_of(node.stage))
         return tuple(i in found for i in range(len(self.skeleton.stages)))
+
+    @functools.cached_property
+    def counts_joins(self) -> bool:
+        """Whether something reads how many sessions have joined a line."""
+        return self.uses(PoolState, "Joined")
 
     def uses(self, kind: type, fun: str) -> bool:
         """Whether some expression calls a state function."""

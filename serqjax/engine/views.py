@@ -110,6 +110,8 @@ def pool_state(w: Lane, slot: Array | None, lookups: Lookups | None = None) -> C
                 return w.holders[pool].astype(jnp.float64)
             case "Queued":
                 return w.queued[pool].astype(jnp.float64)
+            case "Joined":
+                return w.joins[pool].astype(jnp.float64)
             case "CachedIn":
                 assert slot is not None
                 if pool in w.plan.sharing:

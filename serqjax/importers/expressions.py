@@ -35,7 +35,7 @@ CONTEXT = tuple(
     name for name in get_args(ContextName) if name not in ("DecodePositions", "Requeued", "Finished", "HoldPosition")
 )
 _BINARY = get_args(BinaryOp)
-_POOL = get_args(PoolFunction)
+_POOL = tuple(name for name in get_args(PoolFunction) if name != "Joined")  # which is no function of IR 14
 _STAGE = get_args(StageFunction)
 _AGGREGATES = get_args(Aggregate)
 

@@ -16,7 +16,7 @@ import msgspec
 UnaryOp = Literal["Neg", "Not"]
 BinaryOp = Literal["Add", "Sub", "Mul", "Div", "Pow", "Lt", "Le", "Gt", "Ge", "Eq", "Ne", "And", "Or"]
 MathFunction = Literal["Min", "Max", "Abs", "Floor", "Ceil", "Sqrt", "Exp", "Ln"]
-PoolFunction = Literal["Used", "Free", "CachedIn", "Allocated", "Holders", "Queued"]
+PoolFunction = Literal["Used", "Free", "CachedIn", "Allocated", "Holders", "Queued", "Joined"]
 StageFunction = Literal["Queue", "Busy", "Work", "BudgetLeft", "EstLambda", "EstRho", "EstWait"]
 Distribution = Literal["Exp", "Det", "Uniform", "Erlang", "H2", "Bernoulli"]
 Aggregate = Literal["Total", "Count", "Largest", "Smallest", "PrefixTotal"]
@@ -111,7 +111,10 @@ Resource = str | Member
 
 
 class PoolState(Node, frozen=True):
-    """State of a pool, units or counts: `Used`, `Free` (cap - used), `CachedIn` (own entry), ..."""
+    """State of a pool, units or counts: `Used`, `Free` (cap - used), `CachedIn` (own entry), ...
+
+    `Joined`: sessions that have joined its line, whole run; preempted ones that wait again are not counted again.
+    """
 
     fun: PoolFunction
     pool: Resource
