@@ -78,7 +78,7 @@ def stages(b: Builder, name: str, kinds: list[Json]) -> Array:
 def pools(b: Builder, name: str, count: int, caps: list[float], **fields: Any) -> Array:
     base = len(b.pools)
     for i in range(count):
-        own = {k: v(i) if callable(v) else v for k, v in fields.items()}
+        own: Json = {k: v(i) if callable(v) else v for k, v in fields.items()}
         b.pools[b.pool(name, caps[i], **own)]["index"] = i
     return Array("Pool", base, count)
 
@@ -201,8 +201,8 @@ def members(rng: Random, *, cached: bool = False, grow: bool = False, preempt: J
 
 def fleet(rng: Random, *, form: str, router: str = "queue", stochastic: bool = False, cached: bool = False,
           preempt: Json = LIFO, slots_first: bool = True) -> Json:
-    """Replica engines with slots and KV of their own. `form`: `hold` of computed members, `request`, `split`
-    (an engine's pools by a literal index)."""
+    """Replica engines with slots and KV of their own. `form`: `hold` of computed members, `chunk` likewise (no more
+    than the budget left at first, the rest reserved), `request`."""
     b = Builder()
     n = 2 if form == "request" else 3
     size = float(rng.choice([2, 4, 8, 16]))

@@ -12,12 +12,12 @@ from generate import DELAY, Body, Builder, S, at, ctx, generate, hold, num, op, 
 from generate_control import choose, hold_at, pools, stages, work_at
 from test_check import ONE, change, engine_program, queue_program
 
-from serqjax import ir
 from serqjax.check import find_problems, unsupported
 from serqjax.check.licence import licence
 from serqjax.engine import simulate_many
 from serqjax.ir import expr as e
 from serqjax.ir import program as p
+from serqjax.ir.structure import rebuild
 
 Json = Any
 
@@ -174,7 +174,7 @@ def test_budget_left_of_another_member_moves() -> None:
             return e.StageState("BudgetLeft", e.Member("E", e.Num(0.0)))
         return node
 
-    program = ir.structure.rebuild(fleet(), other)
+    program = rebuild(fleet(), other)
     found = licence(program, 1)
     assert found.at_once and not found.head_stays
     assert any("`BudgetLeft` of the stage `E[...]`" in o.reason for o in found.obstacles)
