@@ -442,6 +442,8 @@ class Blocks:
             return lambda look: value
         if tag == "Attr":
             return lambda look: look.attrs[payload]
+        if tag == "Reg":
+            return lambda look: self.machine.registers[payload]
         if tag == "Ctx":
             if payload == "Now":
                 return lambda look: seconds(self.machine.now_tick, self.machine.tick_s)
