@@ -36,7 +36,7 @@ ContextName = Literal[
     # declared by the automaton form
     "DecodePositions",  # cost: sum over scheduled decodes of (position before the token + 1), tokens
     "Requeued",  # admission: 1 when this admission follows a preemption
-    "Finished",  # release: 1 at a normal end of the scope, 0 at a preemption
+    "Finished",  # release: 1 at a normal end of the scope, 0 at a preemption or deadline
     "HoldPosition",  # release: tokens computed on the pool being given back by this hold
 ]
 
