@@ -13,6 +13,7 @@ from ir14_builder import SERIAL, add, at, call, ctx, mul, num, op, sub
 from test_cases import unit_engine
 
 import serqjax as sq
+from serqjax.builder import parse
 from serqjax.check import find_problems, unsupported
 from serqjax.check.licence import licence
 from serqjax.ir import Attr, Binary, Drop, Inf, Listed, Num, Order, Program, Recorded, Segment
@@ -226,7 +227,7 @@ def test_iterations_are_not_coalesced():
 def test_the_array_engine_refuses_by_name():
     """A look-up for each of many sessions at once, and two holds inside each other."""
     program = content_program()
-    queue = Order(keys=(sq.builder.parse("CachedIn(kv)"),), tie="queued")
+    queue = Order(keys=(parse("CachedIn(kv)"),), tie="queued")
     pools = (msgspec.structs.replace(program.pools[0], queue=queue), *program.pools[1:])
     (problem,) = unsupported(msgspec.structs.replace(program, pools=pools))
     assert "`CachedIn` of blocks shared by content" in problem.problem
