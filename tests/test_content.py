@@ -13,6 +13,7 @@ from ir14_builder import SERIAL, add, at, call, ctx, mul, num, op, sub
 from test_cases import unit_engine
 
 import serqjax as sq
+from serqjax.builder import parse
 from serqjax.check import find_problems, unsupported
 from serqjax.check.licence import licence
 from serqjax.ir import Attr, Binary, Drop, Inf, Listed, Num, Order, Program, Recorded, Segment
@@ -86,6 +87,15 @@ def version_of(seed: int) -> str:
     return "0.11.2" if seed % 3 == 0 else "0.33.0"
 
 
+def model_of(seed: int, version: str) -> Engine:
+    """The engine of `generated` as the model."""
+    flags = generated(seed)[1]
+    return Engine(
+        budget=flags["budget"], max_seqs=flags["max_seqs"], block=flags["block_size"], num_blocks=flags["num_blocks"],
+        in_order=version == "0.11.2",
+    )  # fmt: skip
+
+
 def test_generated_requests_hit_what_the_model_says():
     import oracle
 
@@ -93,11 +103,7 @@ def test_generated_requests_hit_what_the_model_says():
     for seed in range(60):
         version = version_of(seed)
         requests, flags = generated(seed)
-        engine = Engine(
-            budget=flags["budget"], max_seqs=flags["max_seqs"], block=flags["block_size"],
-            num_blocks=flags["num_blocks"], in_order=version == "0.11.2",
-        )  # fmt: skip
-        if not engine.run(requests, 3000):
+        if not model_of(seed, version).run(requests, 3000):
             continue
         program = program_of(requests, version, **flags)
         run = sq.Run(program, oracle.simulate(program, trace=True, check=seed % 10 == 0))
@@ -226,7 +232,7 @@ def test_iterations_are_not_coalesced():
 def test_the_array_engine_refuses_by_name():
     """A look-up for each of many sessions at once, and two holds inside each other."""
     program = content_program()
-    queue = Order(keys=(sq.builder.parse("CachedIn(kv)"),), tie="queued")
+    queue = Order(keys=(parse("CachedIn(kv)"),), tie="queued")
     pools = (msgspec.structs.replace(program.pools[0], queue=queue), *program.pools[1:])
     (problem,) = unsupported(msgspec.structs.replace(program, pools=pools))
     assert "`CachedIn` of blocks shared by content" in problem.problem
@@ -304,7 +310,9 @@ def made(seed: int, version: str) -> Program:
 
 
 def test_engine_equals_the_oracle():
-    compare_engine(list(range(24)), "0.33.0")
+    """Runs that end: what a line needs at the end is another compilation."""
+    ending = [seed for seed in range(24) if model_of(seed, "0.33.0").run(generated(seed)[0], 3000)]
+    compare_engine(ending[:16], "0.33.0")
 
 
 def overlapping(seed: int) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..check.fragment import unsupported
 from ..errors import ProgramError
-from ..ir.program import Program
+from ..ir.program import Program, Recorded
 from ..ir.structure import number
 from ..progress import AbstractProgress, NoProgress
 from ..report.raw import RawRun, Verdict
@@ -207,7 +207,10 @@ class Batch:
         phases = 16
         while phases < min(max([0, *blocks]), MOST_PHASES):
             phases *= 2
-        return Capacities(slots=slots, phases=phases)
+        chain = Capacities.chain
+        while chain < max(map(recorded_blocks, self.programs)):
+            chain *= 2
+        return Capacities(slots=slots, phases=phases, chain=chain)
 
     def run(self, capacities: Capacities | None, progress: SharedProgress) -> list[RawRun | None]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
@@ -361,6 +364,16 @@ def most_blocks(programs: Sequence[Program]) -> int:
     while size < max([0.0, *counts]):
         size *= 2
     return size
+
+
+def recorded_blocks(program: Program) -> float:
+    """Blocks of the longest recorded contents of a session."""
+    rows = getattr(program.trace or program.arrival, "contents", ())
+    spans = [
+        (number(program, part.span) or 0) / (number(program, pool.block) or 1)
+        for pool in program.pools for part in pool.content if isinstance(part, Recorded)
+    ]  # fmt: skip
+    return max([0.0, *spans]) * max([0, *map(len, rows)])
 
 
 def run_bounds(program: Program) -> tuple[int, int, int]:
