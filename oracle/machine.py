@@ -337,6 +337,8 @@ class Machine:
         self.withdraw(session)
         while session.scopes:
             scopes.give_back(self, session, finished=True)
+        while session.leases:
+            scopes.end_lease(self, session, session.leases[0])
         for pool in self.pools:
             if pool.pool.on_end == "free":
                 pool.drop(session.serial)

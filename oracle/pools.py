@@ -126,10 +126,10 @@ class Pool:
 
     # ------------------------------------------------------------ the cache
 
-    def keep(self, session: Session, units: float) -> None:
+    def keep(self, serial: int, units: float, attrs: list[float]) -> None:
         """The session's entry is replaced by one of `units`, released now."""
-        self.drop(session.serial)
-        self.add_entry(session.serial, units, session.attrs)
+        self.drop(serial)
+        self.add_entry(serial, units, attrs)
 
     def add_entry(self, key: int, units: float, attrs: list[float]) -> None:
         self.entries[key] = Entry(key, units, self.machine.now_tick, self.machine.next_release(), attrs.copy())
@@ -241,5 +241,5 @@ class Pool:
         totals.holders_tick = int(self.signal_holders.integral(end_tick))
         totals.growing_at_end = len(self.growers)
         waiting = {id(g.session) for g in self.growers}
-        allocated = [s for s in self.distinct if s.units(self.index) > 0.0]
+        allocated = [s for s in self.distinct if s.allocated(self.index) > 0.0]
         totals.growing_stalled = bool(waiting) and all(id(s) in waiting for s in allocated)

@@ -127,8 +127,8 @@ def decisive_attributes(program: Program) -> set[str] | None:
     decisions = [
         *program.pools,
         *program.stages,
-        *[(scope.takes, scope.reuse) for scope in program.scopes],
-        *[(state.exit, [op for op in state.ops if isinstance(op, ir.Drop | ir.Require)]) for state in program.states],
+        *[(scope.takes, scope.reuse, scope.lease) for scope in program.scopes],
+        *[(state.exit, [op for op in state.ops if isinstance(op, ir.Drop | ir.Load | ir.Require)]) for state in program.states],
     ]
     read = {n.name for part in decisions for n in _nodes(part) if isinstance(n, expr.Attr)}
     pending = list(read)
@@ -165,7 +165,8 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
         scopes = tuple((o.scope, tuple((h.pool, h.alloc, h.pos, h.reserved) for h in o.holds)) for o in s.scopes)
         job = None if s.job is None else (s.stage, s.job.mode, s.job.work)
         attrs = tuple(s.attrs[i] for i in slots)
-        sessions.append((s.serial, s.state, s.status.value, attrs, scopes, job, s.growing_pool))
+        leases = tuple((held.pool, held.alloc, held.computed) for held in s.leases)
+        sessions.append((s.serial, s.state, s.status.value, attrs, scopes, leases, job, s.growing_pool))
     pools = []
     for pool in machine.pools:
         entries = sorted(pool.entries.values(), key=lambda e: (e.last_tick, e.released))

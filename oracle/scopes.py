@@ -14,7 +14,7 @@ from serqjax.report.raw import Action
 
 from .expressions import EPS, Function, Look, RunError, amount
 from .pools import Grower, Pool
-from .session import Hold, OpenScope, Session, Status, Waiting
+from .session import Hold, Leased, OpenScope, Session, Status, Waiting
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -52,6 +52,8 @@ class Scope:
             None if isinstance(take.oversize, str) else compiler.expr(take.oversize) for take in scope.takes
         ]
         self.reuse = compiler.optional(scope.reuse)
+        self.leased = -1 if scope.lease is None else [take.pool for take in scope.takes].index(scope.lease.pool)
+        self.lease_after_s = None if scope.lease is None else compiler.expr(scope.lease.after_s)
 
 
 # ---------------------------------------------------------------- joining the line
@@ -154,8 +156,8 @@ def retry(machine: Machine) -> None:
 
 
 def leave(machine: Machine, session: Session) -> None:
-    """The innermost scope ends normally; then every line is tried."""
-    opened = give_back(machine, session, finished=True)
+    """The innermost scope ends normally, and leaves a lease if it declares one; then every line is tried."""
+    opened = give_back(machine, session, finished=True, leases=True)
     for hold in opened.holds:
         session.preempted_at.pop(hold.pool, None)
         session.alone_in.discard(hold.pool)
@@ -163,34 +165,118 @@ def leave(machine: Machine, session: Session) -> None:
     retry(machine)
 
 
-def give_back(machine: Machine, session: Session, *, finished: bool) -> OpenScope:
-    """Every pool of the innermost scope in order: its units are released, then what `keep` says is cached.
-
-    At most what was computed is kept, in whole blocks: after a preemption the position, at other
-    ends the allocation where no run has advanced the hold.
-    """
+def give_back(machine: Machine, session: Session, *, finished: bool, leases: bool = False) -> OpenScope:
+    """Every pool of the innermost scope in order: its units are released (`leases`: or leased, as the scope says)."""
     opened = session.scopes[-1]
     scope = machine.scopes[opened.scope]
     for hold in opened.holds:
-        pool = machine.pools[hold.pool]
-        released, hold.alloc = hold.alloc, 0.0
-        pool.used -= released
-        pool.remove_holder(session)
-        machine.act(Action.release, session.serial, hold.pool, released)
-        kept, keep = 0.0, scope.keep[hold.take]
-        if keep is not None:
-            ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
-            value = keep(Look(session.attrs, session.stream, session, ctx))
-            want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
-            computed = hold.pos if opened.grown or not finished else released
-            kept = pool.down(min(want, computed))
-        if pool.pool.uncached == "in_order" and released > kept:
-            pool.add_dead(released - kept, session.attrs)
-        if kept > 0.0:
-            pool.keep(session, kept)
-            machine.act(Action.cache, session.serial, hold.pool, kept)
+        computed = hold.pos if opened.grown or not finished else hold.alloc
+        if leases and hold.take == scope.leased:
+            lease(machine, session, opened, hold, computed)
+        else:
+            release_hold(machine, session, opened.scope, hold, computed, finished=finished)
     session.scopes.pop()
     return opened
+
+
+def release_hold(
+    machine: Machine, session: Session, scope: int, hold: Hold, computed: float, *, finished: bool
+) -> None:
+    released, hold.alloc = hold.alloc, 0.0
+    keep = machine.scopes[scope].keep[hold.take]
+    ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
+    look = Look(session.attrs, session.stream, session, ctx)
+    release_units(machine, session, hold.pool, released, keep, look, computed)
+
+
+def release_units(
+    machine: Machine, session: Session, place: int, released: float, keep: Function | None, look: Look, computed: float
+) -> None:
+    """Units go back to their pool; what `keep` says stays cached: at most what was computed, in whole blocks."""
+    pool = machine.pools[place]
+    pool.used -= released
+    pool.remove_holder(session)
+    machine.act(Action.release, session.serial, place, released)
+    kept = 0.0
+    if keep is not None:
+        value = keep(look)
+        want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
+        kept = pool.down(min(want, computed))
+    if pool.pool.uncached == "in_order" and released > kept:
+        pool.add_dead(released - kept, look.attrs)
+    if kept > 0.0:
+        pool.keep(session.serial, kept, look.attrs)
+        machine.act(Action.cache, session.serial, place, kept)
+
+
+# ---------------------------------------------------------------- giving back in part, and leases
+
+
+def release(machine: Machine, session: Session, place: int) -> None:
+    """The innermost hold of a pool gives back now; without one the oldest lease ends; then every line is tried."""
+    for opened in reversed(session.scopes):
+        for hold in opened.holds:
+            if hold.pool == place:
+                computed = hold.pos if opened.grown else hold.alloc
+                opened.holds.remove(hold)
+                release_hold(machine, session, opened.scope, hold, computed, finished=True)
+                retry(machine)
+                return
+    for held in session.leases:
+        if held.pool == place:
+            end_lease(machine, session, held)
+            break
+    retry(machine)
+
+
+def shrink(machine: Machine, session: Session, place: int, units: float) -> None:
+    """The innermost hold gives whole blocks back, never what is computed; then every line is tried."""
+    pool, hold = machine.pools[place], session.hold_of(place)
+    if hold is None:
+        raise RunError(f"the session holds no {pool.pool.name}")
+    stays = min(hold.alloc, max(pool.up(max(hold.alloc - units, 0.0)), pool.up(hold.pos)))
+    less, hold.alloc = hold.alloc - stays, stays
+    hold.reserved -= less
+    pool.used -= less
+    if less > 0.0:
+        machine.act(Action.release, session.serial, place, less)
+    retry(machine)
+
+
+def load(machine: Machine, session: Session, place: int, units: float) -> None:
+    """`units` more of the innermost hold are computed, without a run."""
+    pool, hold = machine.pools[place], session.hold_of(place)
+    if hold is None:
+        raise RunError(f"the session holds no {pool.pool.name}")
+    session.advance(place, units)
+    if hold.pos > hold.alloc + EPS:
+        raise RunError(f"load of {units:g} units passes the {hold.alloc:g} allocated in {pool.pool.name}")
+
+
+def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float) -> None:
+    """The hold's units stay with the session, without a hold, until a `Release`, their time or its end."""
+    after_s = machine.scopes[opened.scope].lease_after_s
+    assert after_s is not None
+    span_s = amount(after_s(session.look))
+    held = Leased(hold.pool, opened.scope, hold.take, hold.alloc, computed, session.look)
+    session.leases.append(held)
+    if span_s < float("inf"):
+        machine.push(machine.now_tick + machine.ticks(span_s), lambda _: expire(machine, session, held), held)
+
+
+def expire(machine: Machine, session: Session, held: Leased) -> None:
+    if held.present:
+        end_lease(machine, session, held)
+        retry(machine)
+
+
+def end_lease(machine: Machine, session: Session, held: Leased) -> None:
+    held.present = False
+    session.leases.remove(held)
+    keep = machine.scopes[held.scope].keep[held.take]
+    ctx = {"Finished": 1.0, "HoldPosition": held.computed}
+    look = Look(held.look.attrs, held.look.stream, session, ctx)
+    release_units(machine, session, held.pool, held.alloc, keep, look, held.computed)
 
 
 # ---------------------------------------------------------------- growth

@@ -49,6 +49,20 @@ class OpenScope:
 
 
 @dataclass(slots=True, eq=False)
+class Leased:
+    """Units of a pool that a scope has left with its session. `computed`: what of them may stay cached; `look`: of the
+    session that held them; `present` until it ends."""
+
+    pool: int
+    scope: int
+    take: int
+    alloc: float
+    computed: float
+    look: Look
+    present: bool = True
+
+
+@dataclass(slots=True, eq=False)
 class Waiting:
     """A hold in the line of its first pool.
 
@@ -109,6 +123,7 @@ class Session:
     script: int = -1  # row of the listed sessions or of the trace
     turns: int = 0
     scopes: list[OpenScope] = field(default_factory=list)
+    leases: list[Leased] = field(default_factory=list)  # oldest first
     adm: float = math.inf
     waiting: Waiting | None = None
     job: Job | None = None
@@ -152,6 +167,10 @@ class Session:
     def units(self, pool: int) -> float:
         """Units of a pool in all open holds."""
         return sum(hold.alloc for scope in self.scopes for hold in scope.holds if hold.pool == pool)
+
+    def allocated(self, pool: int) -> float:
+        """Units of a pool in all open holds and leases."""
+        return self.units(pool) + sum(lease.alloc for lease in self.leases if lease.pool == pool)
 
     def reserved(self, pool: int) -> float:
         """Units of a pool reserved and not yet allocated, over all open holds."""

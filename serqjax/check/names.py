@@ -99,6 +99,7 @@ def numbers(index: Index) -> Iterable[tuple[str, str, Number | None]]:
     for i, pool in enumerate(program.pools):
         yield f"$.pools[{i}].cap", f"pool `{pool.name}`: the cap", pool.cap  # type: ignore[misc]
         yield f"$.pools[{i}].block", f"pool `{pool.name}`: the block", pool.block
+        yield f"$.pools[{i}].queue_every", f"pool `{pool.name}`: the time between admissions", pool.queue_every
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, Fifo):
             yield f"$.stages[{i}].kind.servers", f"stage `{stage.name}`: the servers", stage.kind.servers

@@ -44,9 +44,11 @@ from .program import Exit as Exit
 from .program import Fifo as Fifo
 from .program import Goto as Goto
 from .program import Grow as Grow
+from .program import Lease as Lease
 from .program import Leave as Leave
 from .program import Let as Let
 from .program import Listed as Listed
+from .program import Load as Load
 from .program import NoArrival as NoArrival
 from .program import Observe as Observe
 from .program import Op as Op
@@ -57,12 +59,15 @@ from .program import Pool as Pool
 from .program import Preempt as Preempt
 from .program import ProcessorSharing as ProcessorSharing
 from .program import Program as Program
+from .program import Release as Release
 from .program import Renewal as Renewal
 from .program import Require as Require
 from .program import Respond as Respond
 from .program import Run as Run
 from .program import Scope as Scope
 from .program import Set as Set
+from .program import Shrink as Shrink
+from .program import Spill as Spill
 from .program import Stage as Stage
 from .program import State as State
 from .program import Step as Step

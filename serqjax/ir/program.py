@@ -94,6 +94,19 @@ class Preempt(Part, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- pools
 
 
+class Spill(Part, frozen=True, kw_only=True):
+    """Where units that an eviction removes go, instead of being lost.
+
+    Read for every removal (`Size`: the units just removed): where `when` is not 0 they join the entry of the same
+    owner in the pool `to`, and a job of nobody works for `work` seconds on the stage `via`.
+    """
+
+    to: str
+    via: str
+    work: Expr
+    when: Expr
+
+
 class Pool(Part, frozen=True, kw_only=True):
     """Memory in units. `allocated + cached + free = cap` holds after every action.
 
@@ -105,6 +118,9 @@ class Pool(Part, frozen=True, kw_only=True):
       `first` (before every cached unit) or `in_order` (as dead entries in release order, as vLLM
       0.11.2 keeps one list of free and cached blocks).
     - `on_end`: what the end of a session does with its cache entry.
+    - `reserve_held`: what an open hold has reserved and not taken counts in the tests of the others.
+    - `queue_every`: seconds; the line is admitted at whole multiples only, and then passed over as a whole.
+    - `spill`: where evicted units go (None: nowhere).
     - `array`, `index`: member of an array (report label; `Member` picks one).
     """
 
@@ -118,6 +134,8 @@ class Pool(Part, frozen=True, kw_only=True):
     uncached: Literal["first", "in_order"] = "first"
     on_end: Literal["keep", "free"] = "keep"
     reserve_held: bool = False
+    queue_every: Number | None = None
+    spill: Spill | None = None
     array: str | None = None
     index: int | None = None
 
@@ -191,6 +209,17 @@ class Take(Part, frozen=True, kw_only=True):
     oversize: Expr | Literal["wait"] = "wait"
 
 
+class Lease(Part, frozen=True, kw_only=True):
+    """What a normal end of the scope leaves of `pool`: its units stay in use, without a hold, for `after_s` seconds.
+
+    It ends earlier by a `Release` of the pool or with the session; then its units are released, and cached as the
+    scope's `keep` says.
+    """
+
+    pool: Resource
+    after_s: Expr
+
+
 class Scope(Part, frozen=True, kw_only=True):
     """A hold: what is taken on entry, given back on leaving.
 
@@ -206,6 +235,7 @@ class Scope(Part, frozen=True, kw_only=True):
     parent: str | None = None
     lets: tuple[Let, ...] = ()
     reuse: Expr | None = None
+    lease: Lease | None = None
 
 
 # ---------------------------------------------------------------- states
@@ -237,6 +267,13 @@ class Drop(Tagged, frozen=True):
     pool: Resource
 
 
+class Load(Tagged, frozen=True):
+    """`units` more of the innermost hold of `pool` are computed, without a run; at most what is allocated."""
+
+    pool: Resource
+    units: Expr
+
+
 class Require(Tagged, frozen=True):
     """A run-time error (verdict `error`) with `problem` if `test` is 0."""
 
@@ -244,7 +281,7 @@ class Require(Tagged, frozen=True):
     problem: str
 
 
-Op = Set | Observe | Turn | Respond | Drop | Require
+Op = Set | Observe | Turn | Respond | Drop | Load | Require
 
 
 class Deadline(Part, frozen=True, kw_only=True):
@@ -298,6 +335,23 @@ class Grow(Tagged, frozen=True):
     deadline: Deadline | None = None
 
 
+class Shrink(Tagged, frozen=True):
+    """Give whole blocks of the innermost hold of `pool` back, up to `units`, never what is computed; every line is
+    tried at once; then `then`."""
+
+    pool: Resource
+    units: Expr
+    then: str
+
+
+class Release(Tagged, frozen=True):
+    """The innermost hold of `pool` gives back now (without one: the oldest lease; with neither: nothing); every line
+    is tried at once; then `then`."""
+
+    pool: Resource
+    then: str
+
+
 class Leave(Tagged, frozen=True):
     """Close the innermost scope: give back and cache; every line is tried at once; then `then`."""
 
@@ -308,7 +362,7 @@ class End(Tagged, frozen=True):
     """End of the session; open scopes are given back innermost first."""
 
 
-Exit = Goto | Branch | Enter | Run | Grow | Leave | End
+Exit = Goto | Branch | Enter | Run | Grow | Shrink | Release | Leave | End
 
 
 class State(Part, frozen=True, kw_only=True):
