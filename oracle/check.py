@@ -21,7 +21,7 @@ def check_ownership(machine: Machine) -> None:
     """`allocated + cached + free = cap`, with used = sum of allocations and cached = sum of entries."""
     for pool in machine.pools:
         name, tolerance = pool.pool.name, EPS * max(1.0, pool.used + pool.cached)
-        allocated = sum(session.allocated(pool.index) for session in pool.distinct)
+        allocated = sum(session.units(pool.index) + session.leased(pool.index) for session in pool.distinct)
         entries = sum(entry.size for entry in pool.entries.values())
         if abs(allocated - pool.used) > tolerance:
             raise OwnershipError(f"pool `{name}`: {pool.used} units in use, {allocated} allocated to holds")

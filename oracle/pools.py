@@ -15,7 +15,7 @@ from serqjax.ir.time import seconds
 from serqjax.report.raw import Action, PoolTotals
 
 from .expressions import EPS, Look
-from .session import Session, Status, Waiting
+from .session import Hold, Session, Status, Waiting
 from .statistics import Signal
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ class Pool:
             return units
         return math.floor(units / self.block) * self.block
 
-    def fits(self, need: float, besides: Session | None = None) -> bool:
+    def fits(self, need: float, besides: Hold | None = None) -> bool:
         """Whether `need` more units may be allocated; cached units never count against it.
 
-        With `reserve_held`, what open holds have reserved and not taken counts (but for `besides`'s).
+        With `reserve_held`, what open holds have reserved and not taken counts (but for the hold `besides`).
         """
         held = 0.0
         if self.pool.reserve_held:
-            held = sum(s.reserved(self.index) for s in self.distinct if s is not besides)
+            held = sum(s.reserved(self.index, besides) for s in self.distinct)
         return self.used + held + need <= self.cap + EPS
 
     def add_holder(self, session: Session) -> None:
@@ -115,9 +115,11 @@ class Pool:
                 return self.cap - self.used
             case "CachedIn":
                 entry = self.entries.get(session.serial) if session else None
+                if entry is None and session is not None and session.found[0] == self.index:
+                    return session.found[1]
                 return entry.size if entry else 0.0
             case "Allocated":
-                return session.units(self.index) if session else 0.0
+                return session.allocated(self.index) if session else 0.0
             case "Holders":
                 return float(len(self.distinct))
             case "Queued":
@@ -241,5 +243,5 @@ class Pool:
         totals.holders_tick = int(self.signal_holders.integral(end_tick))
         totals.growing_at_end = len(self.growers)
         waiting = {id(g.session) for g in self.growers}
-        allocated = [s for s in self.distinct if s.allocated(self.index) > 0.0]
+        allocated = list(self.distinct)
         totals.growing_stalled = bool(waiting) and all(id(s) in waiting for s in allocated)

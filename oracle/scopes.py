@@ -129,7 +129,7 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
         pool.used += alloc
         pool.add_holder(session)
         pool.totals.admissions += 1
-        opened.holds.append(Hold(place, take, alloc, pos=own, reserved=pool.up(need)))
+        opened.holds.append(Hold(place, take, alloc, pos=own, reserved=pool.up(need), own=own))
         machine.act(Action.admit, session.serial, place, alloc)
     machine.set_attr(session, "cached", most_own)
     session.adm = machine.next_admission()
@@ -168,11 +168,16 @@ def leave(machine: Machine, session: Session) -> None:
 def give_back(machine: Machine, session: Session, *, finished: bool, leases: bool = False) -> OpenScope:
     """Every pool of the innermost scope in order: its units are released (`leases`: or leased, as the scope says)."""
     opened = session.scopes[-1]
+    opened.closing = True
     scope = machine.scopes[opened.scope]
+    leased, span_s = scope.leased if leases else -1, 0.0
+    if leased in [hold.take for hold in opened.holds]:
+        assert scope.lease_after_s is not None
+        span_s = amount(scope.lease_after_s(session.look))
     for hold in opened.holds:
         computed = hold.pos if opened.grown or not finished else hold.alloc
-        if leases and hold.take == scope.leased:
-            lease(machine, session, opened, hold, computed)
+        if hold.take == leased:
+            lease(machine, session, opened, hold, computed, span_s)
         else:
             release_hold(machine, session, opened.scope, hold, computed, finished=finished)
     session.scopes.pop()
@@ -186,12 +191,13 @@ def release_hold(
     keep = machine.scopes[scope].keep[hold.take]
     ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
     look = Look(session.attrs, session.stream, session, ctx)
-    release_units(machine, session, hold.pool, released, keep, look, computed)
+    release_units(machine, session, hold.pool, released, keep, look, computed, hold.own)
 
 
 def release_units(
-    machine: Machine, session: Session, place: int, released: float, keep: Function | None, look: Look, computed: float
-) -> None:
+    machine: Machine, session: Session, place: int, released: float, keep: Function | None, look: Look, computed: float,
+    own: float,
+) -> None:  # fmt: skip
     """Units go back to their pool; what `keep` says stays cached: at most what was computed, in whole blocks."""
     pool = machine.pools[place]
     pool.used -= released
@@ -199,13 +205,17 @@ def release_units(
     machine.act(Action.release, session.serial, place, released)
     kept = 0.0
     if keep is not None:
+        session.found = place, own
         value = keep(look)
+        session.found = -1, 0.0
         want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
         kept = pool.down(min(want, computed))
     if pool.pool.uncached == "in_order" and released > kept:
         pool.add_dead(released - kept, look.attrs)
     if kept > 0.0:
         pool.keep(session.serial, kept, look.attrs)
+        for held in (*(hold for opened in session.scopes for hold in opened.holds), *session.leases):
+            held.own = held.own if held.pool != place else 0.0
         machine.act(Action.cache, session.serial, place, kept)
 
 
@@ -253,13 +263,13 @@ def load(machine: Machine, session: Session, place: int, units: float) -> None:
         raise RunError(f"load of {units:g} units passes the {hold.alloc:g} allocated in {pool.pool.name}")
 
 
-def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float) -> None:
+def lease(
+    machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float, span_s: float
+) -> None:
     """The hold's units stay with the session, without a hold, until a `Release`, their time or its end."""
-    after_s = machine.scopes[opened.scope].lease_after_s
-    assert after_s is not None
-    span_s = amount(after_s(session.look))
-    held = Leased(hold.pool, opened.scope, hold.take, hold.alloc, computed, session.look)
+    held = Leased(hold.pool, opened.scope, hold.take, hold.alloc, computed, hold.own, session.look)
     session.leases.append(held)
+    hold.alloc = 0.0
     if span_s < float("inf"):
         machine.push(machine.now_tick + machine.ticks(span_s), lambda _: expire(machine, session, held), held)
 
@@ -276,7 +286,7 @@ def end_lease(machine: Machine, session: Session, held: Leased) -> None:
     keep = machine.scopes[held.scope].keep[held.take]
     ctx = {"Finished": 1.0, "HoldPosition": held.computed}
     look = Look(held.look.attrs, held.look.stream, session, ctx)
-    release_units(machine, session, held.pool, held.alloc, keep, look, held.computed)
+    release_units(machine, session, held.pool, held.alloc, keep, look, held.computed, held.own)
 
 
 # ---------------------------------------------------------------- growth
@@ -292,7 +302,7 @@ def grow(machine: Machine, session: Session, place: int, units: float, job: Job 
         need = pool.up(hold.alloc + units) - hold.alloc
         if need <= 0.0:
             return Growth.done
-        if pool.fits(need, besides=session):
+        if pool.fits(need, besides=hold):
             take_more(machine, session, pool, hold, need)
             return Growth.done
         victim = None if pool.victim_key is None else select_victim(machine, pool)
@@ -323,7 +333,7 @@ def retry_growers(machine: Machine, pool: Pool) -> None:
         hold = session.hold_of(pool.index)
         assert hold is not None
         need = pool.up(hold.alloc + grower.units) - hold.alloc
-        if not pool.fits(need, besides=session):
+        if not pool.fits(need, besides=hold):
             return
         pool.growers.pop(0)
         take_more(machine, session, pool, hold, need)

@@ -29,7 +29,8 @@ class Status(Enum):
 class Hold:
     """What a scope has of one pool: `alloc` units, of which `pos` tokens are computed.
 
-    `pos` starts at the units consumed from the own cache entry.
+    `pos` starts at the units consumed from the own cache entry. `own`: these units, until the session caches something
+    in the pool again; a `keep` that reads `CachedIn` of the pool being given back finds them there.
     """
 
     pool: int
@@ -37,15 +38,18 @@ class Hold:
     alloc: float
     pos: float
     reserved: float
+    own: float = 0.0
 
 
 @dataclass(slots=True)
 class OpenScope:
-    """`grown`: a run advanced one of the holds, so that `pos`, not `alloc`, says what was computed."""
+    """`grown`: a run advanced one of the holds, so that `pos`, not `alloc`, says what was computed. `closing`: its
+    holds are being given back, one after the other; its session holds none of them any more."""
 
     scope: int
     holds: list[Hold]
     grown: bool = False
+    closing: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +62,7 @@ class Leased:
     take: int
     alloc: float
     computed: float
+    own: float
     look: Look
     present: bool = True
 
@@ -124,6 +129,7 @@ class Session:
     turns: int = 0
     scopes: list[OpenScope] = field(default_factory=list)
     leases: list[Leased] = field(default_factory=list)  # oldest first
+    found: tuple[int, float] = (-1, 0.0)  # pool being given back, and the units consumed from its cache (`Hold.own`)
     adm: float = math.inf
     waiting: Waiting | None = None
     job: Job | None = None
@@ -168,12 +174,16 @@ class Session:
         """Units of a pool in all open holds."""
         return sum(hold.alloc for scope in self.scopes for hold in scope.holds if hold.pool == pool)
 
-    def allocated(self, pool: int) -> float:
-        """Units of a pool in all open holds and leases."""
-        return self.units(pool) + sum(lease.alloc for lease in self.leases if lease.pool == pool)
+    def leased(self, pool: int) -> float:
+        """Units of a pool in all leases."""
+        return sum(lease.alloc for lease in self.leases if lease.pool == pool)
 
-    def reserved(self, pool: int) -> float:
-        """Units of a pool reserved and not yet allocated, over all open holds."""
-        return sum(
-            max(hold.reserved - hold.alloc, 0.0) for scope in self.scopes for hold in scope.holds if hold.pool == pool
-        )
+    def allocated(self, pool: int) -> float:
+        """Units of a pool in all open holds and leases, as the session itself sees it."""
+        holds = (hold for scope in self.scopes if not scope.closing for hold in scope.holds)
+        return sum(hold.alloc for hold in holds if hold.pool == pool) + self.leased(pool)
+
+    def reserved(self, pool: int, besides: Hold | None = None) -> float:
+        """Units of a pool reserved and not yet allocated, over all open holds (but for `besides`)."""
+        holds = (hold for scope in self.scopes for hold in scope.holds)
+        return sum(max(h.reserved - h.alloc, 0.0) for h in holds if h.pool == pool and h is not besides)
