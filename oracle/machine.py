@@ -24,7 +24,7 @@ from .pools import Pool
 from .progress import Progress
 from .result import collect
 from .session import Session, Status
-from .stages import Delay, Fifo, Stage
+from .stages import Delay, Fifo, Job, Stage
 from .statistics import ActionTrace, Clients, Gaps, Samples, Signal
 from .streams import EVICT_SALT, MACHINE_SALT, TRACE_SALT, WORKLOAD, Stream, sub_seed
 from .support import require_supported
@@ -315,6 +315,11 @@ class Machine:
             session = self.ready.pop(0)
             if session.status is Status.ready:
                 self.automaton.run(session)
+
+    def work_for_nobody(self, stage: int, work: float) -> None:
+        """A job that belongs to no session."""
+        if work > 0.0:
+            self.stages[stage].enter(Job(None, "Plain", work, -1, self.now_tick))
 
     def withdraw(self, session: Session) -> None:
         """Leave the stage, the line or the growers."""

@@ -14,7 +14,7 @@ from serqjax.ir.structure import number
 from serqjax.ir.time import seconds
 from serqjax.report.raw import Action, PoolTotals
 
-from .expressions import EPS, Look
+from .expressions import EPS, Look, amount
 from .session import Hold, Session, Status, Waiting
 from .statistics import Signal
 
@@ -60,6 +60,12 @@ class Pool:
         self.lru = pool.evict == ir.EVICT_LRU
         self.victim_key = compiler.order(pool.preempt.order) if pool.preempt else None
         self.admit_via = None if pool.admit_via is None else machine.stage_index[pool.admit_via]
+        spill = pool.spill
+        self.spill_to = -1 if spill is None else machine.pool_index[spill.to]
+        self.spill_via = -1 if spill is None else machine.stage_index[spill.via]
+        self.spill_when = None if spill is None else compiler.expr(spill.when)
+        self.spill_work = None if spill is None else compiler.expr(spill.work)
+        self.is_tier = any(other.spill is not None and other.spill.to == pool.name for other in machine.program.pools)
         self.used = 0.0
         self.cached = 0.0
         self.holders: list[Session] = []  # one element per hold, in order
@@ -182,8 +188,30 @@ class Pool:
                 self.cached -= entry.size
                 del self.entries[entry.key]
                 self.totals.evicted_entries += 1
+            if self.spill_when is not None:
+                self.machine.act(Action.evict, entry.serial, self.index, removed)
+                last, removed = None, 0.0
+                self.spill(entry, piece)
         if last is not None:
             self.machine.act(Action.evict, last.serial, self.index, removed)
+
+    def spill(self, entry: Entry, units: float) -> None:
+        """Units just removed from an entry go to the next tier, if the program says so; a job of nobody moves them."""
+        assert self.spill_when is not None and self.spill_work is not None
+        look = self.entry_look(entry, units)
+        if self.spill_when(look) == 0.0:
+            return
+        machine, tier = self.machine, self.machine.pools[self.spill_to]
+        tier.make_room(0.0)
+        there = tier.entries.get(entry.key)
+        if there is None:
+            tier.entries[entry.key] = Entry(entry.key, units, machine.now_tick, machine.next_release(), entry.attrs.copy())
+        else:
+            there.size += units
+            there.last_tick, there.released = machine.now_tick, machine.next_release()
+        tier.cached += units
+        self.totals.spills += 1
+        machine.work_for_nobody(self.spill_via, amount(self.spill_work(look)))
 
     def least_entry(self) -> Entry:
         if self.evict_key is None:
@@ -191,17 +219,21 @@ class Pool:
         return min(self.entries.values(), key=self.entry_key)
 
     def entry_key(self, entry: Entry) -> tuple:
+        assert self.evict_key is not None
+        return self.evict_key(self.entry_look(entry, entry.size)), entry.released
+
+    def entry_look(self, entry: Entry, size: float) -> Look:
+        """What an eviction key or a spill sees: attributes of the live owner, else those of the release."""
         machine = self.machine
         session = machine.live.get(entry.key)
         attrs = session.attrs if session else entry.attrs
         ctx = {
-            "Size": entry.size,
+            "Size": size,
             "Age": seconds(machine.now_tick - entry.last_tick, machine.tick_s),
             "Last": seconds(entry.last_tick, machine.tick_s),
             "Queued": float(session is not None and session.status is Status.queued),
         }
-        assert self.evict_key is not None
-        return self.evict_key(Look(attrs, machine.evict_stream, session, ctx)), entry.released
+        return Look(attrs, machine.evict_stream, session, ctx)
 
     # ------------------------------------------------------------ the line
 

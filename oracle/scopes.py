@@ -170,14 +170,10 @@ def give_back(machine: Machine, session: Session, *, finished: bool, leases: boo
     opened = session.scopes[-1]
     opened.closing = True
     scope = machine.scopes[opened.scope]
-    leased, span_s = scope.leased if leases else -1, 0.0
-    if leased in [hold.take for hold in opened.holds]:
-        assert scope.lease_after_s is not None
-        span_s = amount(scope.lease_after_s(session.look))
     for hold in opened.holds:
         computed = hold.pos if opened.grown or not finished else hold.alloc
-        if hold.take == leased:
-            lease(machine, session, opened, hold, computed, span_s)
+        if leases and hold.take == scope.leased:
+            lease(machine, session, opened, hold, computed)
         else:
             release_hold(machine, session, opened.scope, hold, computed, finished=finished)
     session.scopes.pop()
@@ -263,10 +259,11 @@ def load(machine: Machine, session: Session, place: int, units: float) -> None:
         raise RunError(f"load of {units:g} units passes the {hold.alloc:g} allocated in {pool.pool.name}")
 
 
-def lease(
-    machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float, span_s: float
-) -> None:
+def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float) -> None:
     """The hold's units stay with the session, without a hold, until a `Release`, their time or its end."""
+    after_s = machine.scopes[opened.scope].lease_after_s
+    assert after_s is not None
+    span_s = amount(after_s(session.look))
     held = Leased(hold.pool, opened.scope, hold.take, hold.alloc, computed, hold.own, session.look)
     session.leases.append(held)
     hold.alloc = 0.0

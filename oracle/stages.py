@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One run of a session on a stage; `work` in seconds, on a step stage the tokens left."""
+    """One run of a session (None: of nobody) on a stage; `work` in seconds, on a step stage the tokens left."""
 
-    session: Session
+    session: Session | None
     mode: str
     work: float
     then: int
@@ -133,9 +133,10 @@ class Stage:
         tick_s = machine.tick_s
         self.estimate.feed(*(seconds(tick, tick_s) for tick in (job.start_tick, service_tick, wait_tick)))
         job.present = False
-        job.session.job = None
-        job.session.state = job.then
-        machine.make_ready(job.session)
+        if job.session is not None:
+            job.session.job = None
+            job.session.state = job.then
+            machine.make_ready(job.session)
 
     def record(self, now_tick: int) -> None:
         present = self.present()
