@@ -233,6 +233,8 @@ class Machine:
         for engine in self.engines:
             if (not self.heap or self.heap[0][0] > self.now_tick) and engine.wants_to_start():
                 engine.start()
+        for pool in self.pools:
+            pool.open_next()
         self.record()
 
     def record(self) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Cached units. `key`: serial of the session that may borrow them back, or negative: a dead entry."""
+    """Cached units. `key`: serial of the session that may borrow them back, or negative: a dead entry. `place`: where
+    it stands among the entries of its pool when their keys draw; a place that falls free last is taken first."""
 
+    place: int
     key: int
     size: float
     last_tick: int
@@ -71,7 +74,12 @@ class Pool:
         self.holders: list[Session] = []  # one element per hold, in order
         self.distinct: dict[Session, int] = {}  # how often each holder is in the list
         self.entries: dict[int, Entry] = {}
+        self.places = 0
+        self.free_places: list[int] = []
         self.line: list[Waiting] = []
+        every_s = number(machine.program, pool.queue_every)
+        self.every_tick = 0 if every_s is None else machine.ticks(every_s)  # 0: admitted at every instant
+        self.opens = False  # the next multiple of it is scheduled
         self.growers: list[Grower] = []
         self.totals = PoolTotals()
         self.signal_used, self.signal_cached = Signal(), Signal()
@@ -140,32 +148,42 @@ class Pool:
         self.add_entry(serial, units, attrs)
 
     def add_entry(self, key: int, units: float, attrs: list[float]) -> None:
-        self.entries[key] = Entry(key, units, self.machine.now_tick, self.machine.next_release(), attrs.copy())
+        self.insert(key, units, self.machine.now_tick, self.machine.next_release(), attrs)
+
+    def insert(self, key: int, units: float, last_tick: int, released: int, attrs: list[float]) -> None:
+        if self.free_places:
+            place = self.free_places.pop()
+        else:
+            place, self.places = self.places, self.places + 1
+        self.entries[key] = Entry(place, key, units, last_tick, released, attrs.copy())
         self.cached += units
+
+    def remove(self, entry: Entry) -> None:
+        self.cached -= entry.size
+        self.free_places.append(entry.place)
+        del self.entries[entry.key]
 
     def add_dead(self, units: float, attrs: list[float]) -> None:
         """Units released uncached in a pool that keeps one list of free and cached units."""
         self.add_entry(self.machine.next_dead(), units, attrs)
 
     def drop(self, serial: int) -> None:
-        entry = self.entries.pop(serial, None)
-        if entry:
-            self.cached -= entry.size
+        entry = self.entries.get(serial)
+        if entry is not None:
+            self.remove(entry)
 
     def consume(self, session: Session, reuse: float | None) -> float:
         """Take the session's own entry out of the cache; units taken. What `reuse` leaves becomes a dead entry."""
         entry = self.entries.get(session.serial)
         if entry is None:
             return 0.0
-        self.drop(session.serial)
         own = entry.size
         if reuse is not None and own > self.down(reuse):
             rest = own - self.down(reuse)
-            key = self.machine.next_dead()
             # it keeps the age of the entry that it came from
-            self.entries[key] = Entry(key, rest, entry.last_tick, entry.released, entry.attrs)
-            self.cached += rest
+            self.insert(self.machine.next_dead(), rest, entry.last_tick, entry.released, entry.attrs)
             own = self.down(reuse)
+        self.drop(session.serial)
         return own
 
     def make_room(self, need: float) -> None:
@@ -185,8 +203,7 @@ class Pool:
             removed += piece
             self.totals.evicted_units += piece
             if entry.size <= EPS:
-                self.cached -= entry.size
-                del self.entries[entry.key]
+                self.remove(entry)
                 self.totals.evicted_entries += 1
             if self.spill_when is not None:
                 self.machine.act(Action.evict, entry.serial, self.index, removed)
@@ -205,18 +222,19 @@ class Pool:
         tier.make_room(0.0)
         there = tier.entries.get(entry.key)
         if there is None:
-            tier.entries[entry.key] = Entry(entry.key, units, machine.now_tick, machine.next_release(), entry.attrs.copy())
+            tier.add_entry(entry.key, units, entry.attrs)
         else:
             there.size += units
             there.last_tick, there.released = machine.now_tick, machine.next_release()
-        tier.cached += units
+            tier.cached += units
         self.totals.spills += 1
         machine.work_for_nobody(self.spill_via, amount(self.spill_work(look)))
 
     def least_entry(self) -> Entry:
         if self.evict_key is None:
             return min(self.entries.values(), key=lambda e: (e.last_tick if self.lru else 0, e.released))
-        return min(self.entries.values(), key=self.entry_key)
+        in_place = sorted(self.entries.values(), key=lambda e: e.place)  # the order in which they draw
+        return min(in_place, key=self.entry_key)
 
     def entry_key(self, entry: Entry) -> tuple:
         assert self.evict_key is not None
@@ -237,9 +255,22 @@ class Pool:
 
     # ------------------------------------------------------------ the line
 
-    def select(self) -> Waiting:
-        """The waiting hold that is tried next; the line is not empty."""
-        front = self.line[0]
+    def open_next(self) -> None:
+        """Where the line is admitted at times of its own: it will be at the next one."""
+        if self.every_tick and self.line and not self.opens:
+            self.opens = True
+            self.machine.push((self.machine.now_tick // self.every_tick + 1) * self.every_tick, self.open, None)
+
+    def open(self, _: None) -> None:
+        """Who waits now may be admitted at this instant, whoever makes room in it."""
+        self.opens = False
+        for waiting in self.line:
+            waiting.open_tick = self.machine.now_tick
+
+    def select(self, tried: Sequence[Waiting] = ()) -> Waiting:
+        """The waiting hold that is tried next, besides those `tried`; there is one."""
+        line = [waiting for waiting in self.line if waiting not in tried] if tried else self.line
+        front = line[0]
         if front.resumed or self.queue_key is None:
             return front
         machine, key = self.machine, self.queue_key
@@ -249,7 +280,7 @@ class Pool:
             waited_s = seconds(machine.now_tick - waiting.queued_tick, machine.tick_s)
             return key(Look(session.attrs, session.stream, session, {"Waited": waited_s}))
 
-        return min(self.line, key=keys)
+        return min(line, key=keys)
 
     # ------------------------------------------------------------ statistics
 

@@ -101,7 +101,19 @@ def attempt(machine: Machine, waiting: Waiting) -> Trial:
 
 def admit_next(machine: Machine, pool: Pool) -> bool:
     """Admit the selected hold of a line if it fits; nobody behind it is tried."""
-    waiting = pool.select()
+    return admit_if_it_fits(machine, pool, pool.select())
+
+
+def pass_over(machine: Machine, pool: Pool) -> None:
+    """Admit the first hold that fits of a line that is admitted at times of its own: all are tried, in its order."""
+    tried = [waiting for waiting in pool.line if waiting.open_tick < machine.now_tick]
+    while len(tried) < len(pool.line):
+        tried.append(pool.select(tried))
+        if admit_if_it_fits(machine, pool, tried[-1]):
+            return
+
+
+def admit_if_it_fits(machine: Machine, pool: Pool, waiting: Waiting) -> bool:
     trial = attempt(machine, waiting)
     pools = [machine.pools[place] for place in waiting.pools]
     if not all(p.fits(p.up(need)) for p, need in zip(pools, trial.needs)):
@@ -147,7 +159,9 @@ def retry(machine: Machine) -> None:
     """Every pool in index order: growers, then admissions (a line that a stage admits waits for it)."""
     for pool in machine.pools:
         retry_growers(machine, pool)
-        if pool.admit_via is None:
+        if pool.every_tick:
+            pass_over(machine, pool)
+        elif pool.admit_via is None:
             while pool.line and admit_next(machine, pool):
                 pass
 

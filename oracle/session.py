@@ -81,6 +81,7 @@ class Waiting:
     queued_tick: int
     resumed: bool = False
     requeued: bool = False
+    open_tick: int = -1  # the latest time that its line was open (`Pool.queue_every`)
 
 
 @dataclass(slots=True)
@@ -179,9 +180,9 @@ class Session:
         return sum(lease.alloc for lease in self.leases if lease.pool == pool)
 
     def allocated(self, pool: int) -> float:
-        """Units of a pool in all open holds and leases, as the session itself sees it."""
-        holds = (hold for scope in self.scopes if not scope.closing for hold in scope.holds)
-        return sum(hold.alloc for hold in holds if hold.pool == pool) + self.leased(pool)
+        """Units of a pool in all open holds and leases, as the session itself sees it; -0 without any."""
+        holds = [hold for scope in self.scopes if not scope.closing for hold in scope.holds if hold.pool == pool]
+        return sum([hold.alloc for hold in holds] + [x.alloc for x in self.leases if x.pool == pool], -0.0)
 
     def reserved(self, pool: int, besides: Hold | None = None) -> float:
         """Units of a pool reserved and not yet allocated, over all open holds (but for `besides`)."""
