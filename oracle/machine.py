@@ -75,6 +75,7 @@ class Machine:
 
         # evolving
         self.now_tick = 0
+        self.settled = 0  # events after which everything was done that their instant allowed
         self.warm = self.warmup_tick == 0
         self.heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self.pushed = 0
@@ -225,17 +226,26 @@ class Machine:
 
     def settle(self) -> None:
         """Finish everything that the instant allows; iterations start last."""
-        while True:
-            self.run_ready()
-            scopes.retry(self)
-            if not self.ready:
-                break
+        self.calm()
+        for pool in self.pools:
+            pool.let_in()
+        while any(scopes.pass_over(self, pool) for pool in self.pools if pool.every_tick):
+            self.calm()
+        self.settled += 1
         for engine in self.engines:
             if (not self.heap or self.heap[0][0] > self.now_tick) and engine.wants_to_start():
                 engine.start()
         for pool in self.pools:
             pool.open_next()
         self.record()
+
+    def calm(self) -> None:
+        """Run who is ready and try all pools, until nobody is ready."""
+        while True:
+            self.run_ready()
+            scopes.retry(self)
+            if not self.ready:
+                break
 
     def record(self) -> None:
         now_tick = self.now_tick

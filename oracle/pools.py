@@ -79,7 +79,8 @@ class Pool:
         self.line: list[Waiting] = []
         every_s = number(machine.program, pool.queue_every)
         self.every_tick = 0 if every_s is None else machine.ticks(every_s)  # 0: admitted at every instant
-        self.opens = False  # the next multiple of it is scheduled
+        self.opened_tick = -1  # the latest multiple of it that has come
+        self.opens = False  # the next one is scheduled
         self.growers: list[Grower] = []
         self.totals = PoolTotals()
         self.signal_used, self.signal_cached = Signal(), Signal()
@@ -262,10 +263,13 @@ class Pool:
             self.machine.push((self.machine.now_tick // self.every_tick + 1) * self.every_tick, self.open, None)
 
     def open(self, _: None) -> None:
-        """Who waits now may be admitted at this instant, whoever makes room in it."""
-        self.opens = False
-        for waiting in self.line:
-            waiting.open_tick = self.machine.now_tick
+        self.opened_tick, self.opens = self.machine.now_tick, False
+
+    def let_in(self) -> None:
+        """Once after every event of an instant at which the line is open: who waits then may be admitted."""
+        if self.every_tick and self.opened_tick == self.machine.now_tick:
+            for waiting in self.line:
+                waiting.let_in = self.machine.settled
 
     def select(self, tried: Sequence[Waiting] = ()) -> Waiting:
         """The waiting hold that is tried next, besides those `tried`; there is one."""

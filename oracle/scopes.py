@@ -104,13 +104,14 @@ def admit_next(machine: Machine, pool: Pool) -> bool:
     return admit_if_it_fits(machine, pool, pool.select())
 
 
-def pass_over(machine: Machine, pool: Pool) -> None:
+def pass_over(machine: Machine, pool: Pool) -> bool:
     """Admit the first hold that fits of a line that is admitted at times of its own: all are tried, in its order."""
-    tried = [waiting for waiting in pool.line if waiting.open_tick < machine.now_tick]
+    tried = [waiting for waiting in pool.line if waiting.let_in < machine.settled]
     while len(tried) < len(pool.line):
         tried.append(pool.select(tried))
         if admit_if_it_fits(machine, pool, tried[-1]):
-            return
+            return True
+    return False
 
 
 def admit_if_it_fits(machine: Machine, pool: Pool, waiting: Waiting) -> bool:
@@ -156,12 +157,12 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
 
 
 def retry(machine: Machine) -> None:
-    """Every pool in index order: growers, then admissions (a line that a stage admits waits for it)."""
+    """Every pool in index order: growers, then admissions (other lines wait for their stage or their time)."""
     for pool in machine.pools:
         retry_growers(machine, pool)
         if pool.every_tick:
-            pass_over(machine, pool)
-        elif pool.admit_via is None:
+            continue
+        if pool.admit_via is None:
             while pool.line and admit_next(machine, pool):
                 pass
 

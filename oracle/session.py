@@ -81,7 +81,7 @@ class Waiting:
     queued_tick: int
     resumed: bool = False
     requeued: bool = False
-    open_tick: int = -1  # the latest time that its line was open (`Pool.queue_every`)
+    let_in: int = -1  # the latest settling in which its line let it in (`Pool.queue_every`)
 
 
 @dataclass(slots=True)
