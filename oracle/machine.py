@@ -75,7 +75,6 @@ class Machine:
 
         # evolving
         self.now_tick = 0
-        self.settled = 0  # events after which everything was done that their instant allowed
         self.warm = self.warmup_tick == 0
         self.heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self.pushed = 0
@@ -228,10 +227,8 @@ class Machine:
         """Finish everything that the instant allows; iterations start last."""
         self.calm()
         for pool in self.pools:
-            pool.let_in()
-        while any(scopes.pass_over(self, pool) for pool in self.pools if pool.every_tick):
-            self.calm()
-        self.settled += 1
+            if pool.opened_tick == self.now_tick:
+                scopes.pass_over(self, pool)
         for engine in self.engines:
             if (not self.heap or self.heap[0][0] > self.now_tick) and engine.wants_to_start():
                 engine.start()

@@ -265,12 +265,6 @@ class Pool:
     def open(self, _: None) -> None:
         self.opened_tick, self.opens = self.machine.now_tick, False
 
-    def let_in(self) -> None:
-        """Once after every event of an instant at which the line is open: who waits then may be admitted."""
-        if self.every_tick and self.opened_tick == self.machine.now_tick:
-            for waiting in self.line:
-                waiting.let_in = self.machine.settled
-
     def select(self, tried: Sequence[Waiting] = ()) -> Waiting:
         """The waiting hold that is tried next, besides those `tried`; there is one."""
         line = [waiting for waiting in self.line if waiting not in tried] if tried else self.line

@@ -104,14 +104,17 @@ def admit_next(machine: Machine, pool: Pool) -> bool:
     return admit_if_it_fits(machine, pool, pool.select())
 
 
-def pass_over(machine: Machine, pool: Pool) -> bool:
-    """Admit the first hold that fits of a line that is admitted at times of its own: all are tried, in its order."""
-    tried = [waiting for waiting in pool.line if waiting.let_in < machine.settled]
-    while len(tried) < len(pool.line):
-        tried.append(pool.select(tried))
-        if admit_if_it_fits(machine, pool, tried[-1]):
-            return True
-    return False
+def pass_over(machine: Machine, pool: Pool) -> None:
+    """A line that is admitted at times of its own: everybody who waits is tried once, in its order.
+
+    After each admission everything else that the instant allows happens first.
+    """
+    left = pool.line.copy()
+    while left := [waiting for waiting in left if waiting in pool.line]:
+        waiting = pool.select([other for other in pool.line if other not in left])
+        left.remove(waiting)
+        if admit_if_it_fits(machine, pool, waiting):
+            machine.calm()
 
 
 def admit_if_it_fits(machine: Machine, pool: Pool, waiting: Waiting) -> bool:

@@ -81,7 +81,6 @@ class Waiting:
     queued_tick: int
     resumed: bool = False
     requeued: bool = False
-    let_in: int = -1  # the latest settling in which its line let it in (`Pool.queue_every`)
 
 
 @dataclass(slots=True)
