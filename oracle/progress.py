@@ -128,7 +128,8 @@ def decisive_attributes(program: Program) -> set[str] | None:
         *program.pools,
         *program.stages,
         *[(scope.takes, scope.reuse, scope.lease) for scope in program.scopes],
-        *[(state.exit, [op for op in state.ops if isinstance(op, ir.Drop | ir.Load | ir.Require)]) for state in program.states],
+        *[state.exit for state in program.states],
+        *[op for state in program.states for op in state.ops if isinstance(op, ir.Drop | ir.Load | ir.Require)],
     ]
     read = {n.name for part in decisions for n in _nodes(part) if isinstance(n, expr.Attr)}
     pending = list(read)

@@ -52,8 +52,8 @@ class PoolFacts:
 
     - `finite`: has a cap, hence a fit test. `blocked`: has a block, units are whole blocks.
     - `queued_by`: scopes whose first pool it is (they wait in its line). `taken_by`: all that take it.
-    - `cached`: some take of it has `keep`, or another pool spills into it, so it has cache entries. `consumed`: some scope with a `keep`
-      on it limits `reuse`, so that dead remainders can arise. `dropped`: some state drops entries.
+    - `cached`: some take of it has `keep`, or another pool spills into it, so it has cache entries. `consumed`: some
+      scope with a `keep` on it limits `reuse`, so that dead remainders can arise. `dropped`: some state drops entries.
     - `evict`: `lru` (keys `Last` or none) or `keyed`; `evict_attrs`: attributes that keys and spill read (entries
       carry a snapshot of them); `evict_reads_size`: the keys change as an entry shrinks.
     - `grown_by_runs`, `grown_by_states`: growth by tokens of a stage, by `Grow` exits.

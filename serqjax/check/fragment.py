@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..errors import Problem
 from ..ir.expr import Member, PoolState, Price, Sample, StageState
-from ..ir.program import ProcessorSharing, Program
+from ..ir.program import ProcessorSharing, Program, Step
 from .facts import erlang_stages
 from .index import Index, Problems, spell
 from .positions import nodes, positions, references
@@ -23,12 +23,22 @@ def unsupported(program: Program) -> list[Problem]:
     """What the array engine does not run in this (valid) program; empty: it runs it all."""
     index, problems = Index(program), Problems()
     for i, pool in enumerate(program.pools):
-        if pool.reserve_held:
-            _refuse(problems, f"$.pools[{i}].reserve_held", f"pool `{pool.name}`", "holds that keep their reserve")
+        if pool.spill is not None:
+            _refuse(problems, f"$.pools[{i}].spill", f"pool `{pool.name}`", "spills")
+        if pool.queue_every is not None:
+            what = "a line that is admitted at times of its own"
+            _refuse(problems, f"$.pools[{i}].queue_every", f"pool `{pool.name}`", what)
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, ProcessorSharing):
             _refuse(problems, f"$.stages[{i}].kind", f"stage `{stage.name}`", "processor sharing")
+    engines = {stage.kind.memory for stage in program.stages if isinstance(stage.kind, Step)}
     for i, scope in enumerate(program.scopes):
+        if scope.lease is not None:
+            for member in index.pool_members(scope.lease.pool):
+                pool = program.pools[member]
+                if pool.preempt is not None and pool.name not in engines:
+                    what = f"leases of `{pool.name}`, a pool that preempts and is no engine's memory"
+                    _refuse(problems, f"$.scopes[{i}].lease", f"scope `{scope.name}`", what)
         depth = len(index.chain(scope.name))
         if depth > DEEPEST:
             what = f"{depth} scopes inside each other (at most {DEEPEST})"
@@ -48,10 +58,10 @@ def unsupported(program: Program) -> list[Problem]:
                 _refuse(problems, path, where, "`Price`")
             elif isinstance(node, StageState) and node.fun in _ESTIMATES:
                 _refuse(problems, path, where, f"`{node.fun}`")
+            elif isinstance(node, PoolState | StageState) and position.path.endswith(".lease.after_s"):
+                _refuse(problems, path, where, f"`{node.fun}` in the time of a lease (the hold is being given back)")
             elif isinstance(node, PoolState) and position.moment == "release":
                 _refuse(problems, path, where, f"`{node.fun}` in `keep` (the pool is being given back)")
-            elif isinstance(node, PoolState) and position.moment == "evict" and node.fun in ("CachedIn", "Allocated"):
-                _refuse(problems, path, where, f"`{node.fun}` of an entry's owner")
             elif isinstance(node, StageState) and position.moment == "evict" and node.fun == "BudgetLeft":
                 _refuse(problems, path, where, "`BudgetLeft` in eviction keys")
             elif isinstance(node, Sample):

@@ -78,6 +78,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
         *_of_plan(kind, f"$.stages[{stage}].kind", fixed),
         *_of_growth(pools, f"$.stages[{stage}]"),
         *(_of_eviction(program, pool) if pool >= 0 else ()),
+        *_of_reserves(program, pools),
         *_of_head(program, program.stages[stage].name),
     ]
     forbidden = {part for obstacle in obstacles for part in obstacle.forbids}
@@ -113,6 +114,13 @@ def _of_growth(pools: list[int | None], at: str) -> Iterator[Obstacle]:
         yield Obstacle(("windows", "at_once"), at, "its runs grow several pools")
     if None in pools:
         yield Obstacle(("windows", "at_once"), at, "its runs grow a pool whose index is computed")
+
+
+def _of_reserves(program: Program, pools: list[int | None]) -> Iterator[Obstacle]:
+    for pool in pools:
+        if pool is not None and program.pools[pool].reserve_held:
+            text = "open holds keep their reserve, so that room depends on who grows"
+            yield Obstacle(("windows", "at_once"), f"$.pools[{pool}].reserve_held", text)
 
 
 def _of_eviction(program: Program, pool: int) -> Iterator[Obstacle]:

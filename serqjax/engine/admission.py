@@ -19,15 +19,19 @@ from .clock import cancel_wake, free_server
 from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
 from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
-from .memory import act_at, attr_set, table
+from .memory import act_at, attr_set, count_holds, table
 from .views import (
     Attributes,
     amount,
     cap,
     columns,
+    innermost_hold,
+    innermost_of,
     now_s,
+    outstanding,
     own_entry,
     pool_state,
+    room_taken,
     round_down,
     round_up,
     seconds,
@@ -157,7 +161,7 @@ class Header:
         ok = jnp.bool_(True)
         for pool in range(len(self.units)):
             if self.w.plan.finite[pool]:
-                room = self.w.used[pool] + round_up(self.w, pool, self.need[pool]) <= cap(self.w, pool) + EPS
+                room = room_taken(self.w, pool) + round_up(self.w, pool, self.need[pool]) <= cap(self.w, pool) + EPS
                 ok = ok & (room | ~self.takes[pool])
         return ok
 
@@ -194,13 +198,14 @@ def try_sweep(w: Lane) -> tuple[Array, Array]:
         key, slot = least(w.waits_key, w.waits == pool)
         units = load(w.waits_units, slot)
         room = jnp.bool_(False)
+        own = own_reserve(w, innermost_of(w, slot, pool), slot)
         for p in range(len(w.plan.skeleton.pools)):
             if w.plan.finite[p]:
-                room = jnp.where(pool == p, w.used[p] + units <= cap(w, p) + EPS, room)
+                room = jnp.where(pool == p, room_taken(w, p, own) + units <= cap(w, p) + EPS, room)
         fits = retry & room & (key < FAR)
         n = len(w.plan.skeleton.pools)
         w.pick(
-            fits, ask=slot, ask_how=REGROW, ask_column=_growing_column(w, slot, pool),
+            fits, ask=slot, ask_how=REGROW, ask_column=innermost_of(w, slot, pool),
             ask_units=jnp.where(jnp.arange(n) == pool, units, 0.0),
         )  # fmt: skip
         line = on & ~fits
@@ -213,8 +218,9 @@ def try_sweep(w: Lane) -> tuple[Array, Array]:
     return line, pool
 
 
-def _growing_column(w: Lane, slot: Array, pool: Array) -> Array:
-    return jnp.asarray(w.plan.innermost)[load(w.scope, slot), jnp.maximum(pool, 0)]
+def own_reserve(w: Lane, column: Array, slot: Array) -> Value:
+    """What a growing hold has itself reserved and not taken, which does not count against its growth."""
+    return outstanding(w, jnp.maximum(column, 0), slot) if w.has("reserve") else 0.0
 
 
 def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
@@ -262,6 +268,8 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     header.attrs.save(on)
     units = [jnp.where(t, round_up(w, p, u), 0.0) for p, (t, u) in enumerate(zip(header.takes, header.units))]
     w.pick(on, ask=slot, ask_how=ADMIT, ask_units=units, ask_own=own, ask_column=-1)
+    if w.has("reserve"):
+        w.pick(on, ask_reserve=[round_up(w, p, need) for p, need in enumerate(header.need)])
     if w.has("ask_rows"):
         w.pick(on, ask_rows=0)
     line = load(w.line, slot)
@@ -286,10 +294,11 @@ def grow(w: Lane) -> None:
     n = len(plan.skeleton.pools)
     need = jnp.float64(0.0)
     fits = jnp.bool_(False)
+    own = own_reserve(w, column, slot)
     for p in range(n):
         if plan.growing[p]:
             units = jnp.maximum(round_up(w, p, alloc + w.grow_units) - alloc, 0.0)
-            room = jnp.bool_(True) if not plan.finite[p] else w.used[p] + units <= cap(w, p) + EPS
+            room = jnp.bool_(True) if not plan.finite[p] else room_taken(w, p, own) + units <= cap(w, p) + EPS
             need = jnp.where(pool == p, units, need)
             fits = jnp.where(pool == p, room | (units <= 0), fits)
     on, fits, need = w.fence(on, fits, need)
@@ -333,7 +342,7 @@ def select_victim(w: Lane, pool: int) -> tuple[Array, Array]:
     plan = w.plan
     preempt_spec = plan.skeleton.pools[pool].preempt
     assert preempt_spec is not None
-    column = jnp.asarray(plan.innermost)[w.scope, pool]  # a session outside all scopes reads the last row
+    column = innermost_hold(w, pool)
     holds = (column >= 0) & (w.pc >= 0)
     stages = plan.memory_stages[pool]
     if stages:
@@ -374,7 +383,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
     """Take a session off its stage and start to give back its hold of `pool` and all inside it."""
     plan = w.plan
     slot = jnp.maximum(victim, 0)
-    column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(pool, 0)]
+    column = innermost_of(w, slot, pool)
     computed = load_at(w.pos, column, slot)
     before = load_at(w.preempted_pos, pool, slot)
     stuck = on & (before >= 0) & (before >= computed - EPS) & ~load(w.stuck, slot)
@@ -497,30 +506,44 @@ def take_entries(w: Lane, pool: int, units: Array) -> None:
 
 
 def eviction_keys(w: Lane, pool: int) -> list[Value]:
-    """Keys of all cache entries, `[entries]`: attributes of the live owner, else the snapshot."""
-    owner = jnp.maximum(w.entry_slot, 0)
-    live = (w.serial[owner] == w.entry_owner) & (w.pc[owner] >= 0)
+    """Keys of all cache entries, `[entries]`."""
+    env = entry_env(w, jnp.arange(w.entry_slot.shape[0]), w.entry_size)
+    return [evaluate(k, env) for k in w.plan.skeleton.pools[pool].evict.keys]
+
+
+def entry_env(w: Lane, row: Array, size: Value) -> Env:
+    """What eviction keys and spills see of a cache entry, or of a vector of them: its live owner, else the snapshot."""
+    slot, serial, last = w.entry_slot[row], w.entry_owner[row], w.entry_last[row]
+    owner = jnp.maximum(slot, 0)
+    live = (w.serial[owner] == serial) & (w.pc[owner] >= 0)
     waiting = live & (w.line[owner] >= 0)
 
     def attr(name: str) -> Value:
         i = w.plan.attr_index[name]
-        return jnp.where(live, w.attr[owner, i], w.entry_attr[:, i])
+        return jnp.where(live, w.attr[owner, i], w.entry_attr[row, i])
 
-    env = Env(
+    def pool(fun: str, p: int) -> Value:
+        value = pool_state(w, jnp.where(live, owner, -1))(fun, p)
+        if fun != "Allocated":
+            return value
+        # a live owner without a hold has -0, an entry without a live owner 0; orders tell them apart
+        some = w.holds_n[p, owner] > 0 if w.has("holds_n") else jnp.asarray(w.plan.innermost)[w.scope[owner], p] >= 0
+        return jnp.where(live, jnp.where(some, value, -0.0), 0.0)
+
+    return Env(
         w.plan,
         w.job.numbers,
         attr=attr,
         ctx={
             "Now": lambda: now_s(w),
-            "Size": lambda: w.entry_size,
-            "Age": lambda: seconds(w, w.now - w.entry_last),
-            "Last": lambda: seconds(w, w.entry_last),
+            "Size": lambda: size,
+            "Age": lambda: seconds(w, w.now - last),
+            "Last": lambda: seconds(w, last),
             "Queued": lambda: waiting.astype(jnp.float64),
         },
-        pool=pool_state(w, None),
+        pool=pool,
         stage=stage_state(w),
     )
-    return [evaluate(k, env) for k in w.plan.skeleton.pools[pool].evict.keys]
 
 
 def allocate(w: Lane) -> None:
@@ -541,7 +564,12 @@ def allocate(w: Lane) -> None:
         column = jnp.maximum(w.ask_column, 0)
         units = jnp.sum(w.ask_units)
         old = load_at(w.alloc, column, slot)
-        w.s["alloc"] = store_at(w.alloc, column, slot, old + units, grows)
+        if w.has("reserve"):
+            before = outstanding(w, column, slot)
+            w.s["alloc"] = store_at(w.alloc, column, slot, old + units, grows)
+            w.add_at("promised", (column % n).astype(jnp.int32), outstanding(w, column, slot) - before, grows)
+        else:
+            w.s["alloc"] = store_at(w.alloc, column, slot, old + units, grows)
         pool = (column % n).astype(jnp.int32)
         w.act(grows & (units > 0), Action.grow, load(w.serial, slot), pool, units)
         regrow = on & (how == REGROW)
@@ -604,7 +632,15 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
         w.s["alloc"] = store_at(w.alloc, column, slot, w.ask_units[pool], here)
         w.s["pos"] = store_at(w.pos, column, slot, w.ask_own[pool], here)
         w.add("admissions", pool, 1, here)
-        w.add("holders", pool, 1, here & table(~outside)[jnp.maximum(scope, 0), pool])
+        if w.has("held"):
+            w.s["held"] = store_at(w.held, column, slot, True, here)
+            w.add("holders", pool, 1, here & (load_at(w.holds_n, jnp.int32(pool), slot) == 0))
+            count_holds(w, slot, pool, 1, here)
+        else:
+            w.add("holders", pool, 1, here & table(~outside)[jnp.maximum(scope, 0), pool])
+        if w.has("reserve"):
+            w.s["reserve"] = store_at(w.reserve, column, slot, w.ask_reserve[pool], here)
+            w.add("promised", pool, jnp.maximum(w.ask_reserve[pool] - w.ask_units[pool], 0.0), here)
     w.s["grown"] = store_at(w.grown, depth, slot, False, on)
     if w.has("hold_seq"):
         for pool, some in enumerate(taken):

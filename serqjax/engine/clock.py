@@ -23,7 +23,7 @@ from ..tape.rounding import product
 from .access import FAR, SLOT_BITS, append_rows, least, load, lookup, pack, rint, store, unpack_slot, whole
 from .expr import Value
 from .faults import Fault
-from .lane import EVENT, SETTLE, Lane
+from .lane import EVENT, EXPIRE, SETTLE, Lane
 from .views import to_ticks
 
 #: Time integrals of blocks are kept in two limbs; the high one counts units of 2**LIMB_BITS.
@@ -33,7 +33,7 @@ LIMB_BITS = 40
 def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
     """Tick and kind of the next event, the slot of a wake-up, the stage of an iteration end.
 
-    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration.
+    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration, 5 end of a lease.
     """
     warm = jnp.where(w.warm, FAR, w.job.warmup)
     ticks = [warm, w.next_arrive]
@@ -53,12 +53,25 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
         stage = jnp.argmax((w.stage_end == tick) & (w.stage_key == key)).astype(jnp.int32)
         ticks.append(tick)
         keys.append(key)
+    if w.has("lease_end"):
+        if not w.has("stage_end"):
+            ticks.append(jnp.int64(FAR))
+            keys.append(jnp.int64(FAR))
+        tick, key = next_lease(w)
+        ticks.append(tick)
+        keys.append(key)
     tick, order, kind = ticks[0], keys[0], jnp.int32(1)
     for i in range(1, len(ticks)):
         sooner = (ticks[i] < tick) | ((ticks[i] == tick) & (keys[i] < order))
         tick, order = jnp.where(sooner, ticks[i], tick), jnp.where(sooner, keys[i], order)
         kind = jnp.where(sooner, 1 + i, kind)
     return tick, jnp.where(tick >= FAR, 0, kind), slot, stage
+
+
+def next_lease(w: Lane) -> tuple[Array, Array]:
+    """Tick of the next end of a lease, and its key, which names the row."""
+    tick = jnp.min(w.lease_end)
+    return tick, jnp.min(jnp.where(w.lease_end == tick, w.lease_key, FAR))
 
 
 def schedule_wake(w: Lane, slot: Array, work_s: Value, mask: Array) -> None:
@@ -176,6 +189,9 @@ def advance(w: Lane) -> None:
         wake_up(w, slot, wakes)
     if w.has("stage_end"):
         when_iteration_ends(w, stage, ends)
+    if w.has("lease_end"):
+        row = unpack_slot(next_lease(w)[1])
+        w.pick(go & (kind == 5), unwind=load(w.lease_slot, row), unwind_how=EXPIRE, unwind_lease=row)
 
 
 def when_iteration_ends(w: Lane, stage: Array, mask: Array) -> None:

@@ -20,6 +20,8 @@ class Fault(IntEnum):
     ownership = 9
     no_hold = 10
     seats = 11
+    load = 12
+    leases = 13
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -44,6 +46,11 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
         Verdict.capacity,
         "more sessions were on step stages than have a seat ({seats}): raise `seats`",
     ),
+    Fault.leases: (
+        Verdict.capacity,
+        "more leases were alive than the lease table holds ({leases}): raise `leases`",
+    ),
+    Fault.load: (Verdict.error, "session {serial}: a load passes the units allocated in pool `{pool}`"),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),
     Fault.no_hold: (Verdict.error, "session {serial}: growth of pool `{pool}` outside a hold of it"),

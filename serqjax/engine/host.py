@@ -233,7 +233,7 @@ class Batch:
                     used, finished = done.result()
                     full = 0
                     for index, run, fault in finished:
-                        if fault in (Fault.slots, Fault.entries, Fault.seats) and capacities is None:
+                        if fault in (Fault.slots, Fault.entries, Fault.seats, Fault.leases) and capacities is None:
                             again.append(index)
                             larger = _union(larger, _enlarged(used, fault))
                             full += 1
@@ -354,11 +354,13 @@ def cores() -> int:
 
 
 def _enlarged(used: Capacities, fault: Fault) -> Capacities:
-    """The sizes to try after `used` with an instance that ended with `fault`: more sessions, cache entries or seats."""
+    """The sizes to try after `used` with an instance that ended with `fault`: more of what ran full."""
     if fault == Fault.slots:
         return dataclasses.replace(used, slots=used.slots * 4)
     if fault == Fault.entries:
         return dataclasses.replace(used, entries=used.entries * 2)
+    if fault == Fault.leases:
+        return dataclasses.replace(used, leases=used.leases * 2)
     return dataclasses.replace(used, seats=used.seats * 2)
 
 

@@ -30,7 +30,7 @@ from .plan import Plan
 # focus: what an instance does next
 EVENT, SETTLE, STAGES = 0, 1, 2
 # how an unwinding goes on when its scopes are closed
-LEAVE, END, PREEMPT, REJECT = 1, 2, 3, 4
+LEAVE, END, PREEMPT, REJECT, RELEASE, EXPIRE = 1, 2, 3, 4, 5, 6
 # who asked for units
 ADMIT, GIVE, GROW, REGROW = 1, 2, 3, 4
 # how a hold joins a line
@@ -48,7 +48,8 @@ class Capacities:
     """Static sizes of the tables. `slots`: live sessions; `entries`: cache entries of all pools together;
     `samples`, `requests`, `gaps`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
     whose trace session is known ahead; `phases`: positions within a block that a window tells apart (blocks of
-    more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once."""
+    more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once; `leases`: leases of all
+    pools together."""
 
     slots: int = 64
     entries: int = 64
@@ -59,6 +60,7 @@ class Capacities:
     ahead: int = 1024
     phases: int = 16
     seats: int = 64
+    leases: int = 64
 
 
 REQUEST_COLUMNS = (
@@ -240,12 +242,39 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "waits_how": full((S,), 0, i32),
             "waits_n": full((P,), 0, i64),
         }
+    if any(plan.reserving):
+        state |= {
+            "reserve": full((H, S), 0.0, f64),  # units of each hold that its admission reserved, taken or not
+            "promised": full((P,), 0.0, f64),  # of all holds together: reserved and not taken
+            "ask_reserve": full((P,), 0.0, f64),
+        }
+    if plan.loose:
+        state |= {
+            "held": full((H, S), False, bool),  # the hold is open and has not been released
+            "holds_n": full((P, S), 0, i32),  # holds and leases of each session
+        }
+    if plan.preempts or plan.has_releases:
+        state["unwind_pool"] = full((), -1, i32)
+    if plan.has_leases:
+        N = cap.leases
+        state |= {
+            "lease_slot": full((N,), -1, i32),  # row of its session, -1: an empty row
+            "lease_pool": full((N,), -1, i32),
+            "lease_scope": full((N,), -1, i32),
+            "lease_units": full((N,), 0.0, f64),
+            "lease_computed": full((N,), 0.0, f64),
+            "lease_end": full((N,), FAR, i64),
+            "lease_key": full((N,), FAR, i64),
+            "lease_seq": full((N,), FAR, i64),  # age
+            "leases": full((), 0, i64),
+            "lease_after_s": full((), 0.0, f64),  # of the scope that is being left
+            "unwind_lease": full((), -1, i32),
+        }
     if plan.preempts:
         state |= {
             "preempted_pos": full((P, S), -1.0, f64),
             "stuck": full((S,), False, bool),
             "hopeless": full((S,), False, bool),
-            "unwind_pool": full((), -1, i32),
             # preempted since the last token; fingerprints of the states since then
             "watching": full((), False, bool),
             "seen": full((16,), 0, i64),

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.expr import Attr, Ctx, Expr, Sample
-from ..ir.program import Drop, Require, Set
+from ..ir.program import Drop, Load, Require, Set
 from ..ir.structure import walk
 from .access import FAR
 from .lane import Lane
@@ -32,8 +32,9 @@ def decisive(plan: Plan) -> tuple[str, ...] | None:
         (op.attr, op.value) for ops in (p.turn, *(s.ops for s in p.states)) for op in ops if isinstance(op, Set)
     ]
     assigned += [(let.attr, let.value) for scope in p.scopes for let in scope.lets]
-    parts: list[Any] = [p.pools, p.stages, *((s.takes, s.reuse) for s in p.scopes), *(s.exit for s in p.states)]
-    parts += [op for s in p.states for op in s.ops if isinstance(op, (Drop, Require))]
+    headers = [(s.takes, s.reuse, s.lease) for s in p.scopes]
+    parts: list[Any] = [p.pools, p.stages, *headers, *(s.exit for s in p.states)]
+    parts += [op for s in p.states for op in s.ops if isinstance(op, (Drop, Load, Require))]
     read: set[str] = set()
     todo = list(parts)
     while todo:
@@ -87,6 +88,14 @@ def fingerprint(w: Lane) -> Array:
         place = _places(w.entry_seq, alive).astype(jnp.uint64) * jnp.uint64(0xD1B54A32D192ED03)
         for i, column in enumerate((w.entry_size, w.entry_owner, w.entry_pool)):
             mixed = _mix(_bits(column) + place + jnp.uint64(1000 + i))
+            total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
+    if w.has("lease_slot"):
+        alive = w.lease_slot >= 0
+        owner = jnp.where(alive, w.serial[jnp.maximum(w.lease_slot, 0)], -1)
+        place = _places(w.lease_seq, alive).astype(jnp.uint64) * jnp.uint64(0x8CB92BA72F3D8DD7)
+        left = jnp.where(w.lease_end < FAR, w.lease_end - w.now, -1)
+        for i, column in enumerate((owner, w.lease_pool, w.lease_units, w.lease_computed, left)):
+            mixed = _mix(_bits(column) + place + jnp.uint64(3000 + i))
             total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
     ends = jnp.where(w.stage_end < FAR, w.stage_end - w.now, -1)
     arrive = jnp.where(w.next_arrive < FAR, w.next_arrive - w.now, -1)

@@ -28,15 +28,18 @@ from ..ir.program import (
     Fifo,
     Goto,
     Grow,
+    Leave,
     Listed,
     Observe,
     Poisson,
     Program,
+    Release,
     Renewal,
     Require,
     Respond,
     Run,
     Scope,
+    Shrink,
     State,
     Step,
     Turn,
@@ -251,6 +254,57 @@ class Plan:
                 at = self.scopes[at].parent
         return table
 
+    @functools.cached_property
+    def takes_at(self) -> np.ndarray:
+        """`[scopes + 1, depths, pools]`: whether the scope open at a depth takes a pool, by innermost open scope."""
+        table = np.zeros((len(self.scopes) + 1, max(1, self.depth), len(self.skeleton.pools)), dtype=bool)
+        for i in range(len(self.scopes)):
+            at = i
+            while at >= 0:
+                table[i, self.scopes[at].depth, list(self.scopes[at].pools)] = True
+                at = self.scopes[at].parent
+        return table
+
+    @functools.cached_property
+    def ancestor(self) -> np.ndarray:
+        """`[scopes + 1, depths]`: the scope open at a depth, by innermost open scope; -1 none."""
+        table = np.full((len(self.scopes) + 1, max(1, self.depth)), -1, dtype=np.int32)
+        for i in range(len(self.scopes)):
+            at = i
+            while at >= 0:
+                table[i, self.scopes[at].depth] = at
+                at = self.scopes[at].parent
+        return table
+
+    @functools.cached_property
+    def leased(self) -> tuple[int, ...]:
+        """Pool that each scope leases at its end, -1 for none."""
+        return tuple(-1 if s.scope.lease is None else self.pool(s.scope.lease.pool) for s in self.scopes)
+
+    @property
+    def has_leases(self) -> bool:
+        return any(pool >= 0 for pool in self.leased)
+
+    @functools.cached_property
+    def has_releases(self) -> bool:
+        """Some state gives one hold of an open scope back."""
+        return any(isinstance(s.exit, Release) for s in self.states)
+
+    @property
+    def loose(self) -> bool:
+        """Holders of a pool are no matter of the open scopes alone."""
+        return self.has_leases or self.has_releases
+
+    @functools.cached_property
+    def shrunk(self) -> tuple[int, ...]:
+        """Pools that some state shrinks."""
+        return tuple(sorted({self.pool(s.exit.pool) for s in self.states if isinstance(s.exit, Shrink)}))
+
+    @functools.cached_property
+    def reserving(self) -> tuple[bool, ...]:
+        """Pools in which an open hold keeps what it has reserved and not taken."""
+        return tuple(p.reserve_held and f for p, f in zip(self.skeleton.pools, self.finite))
+
     def scope_table(self, of: Any) -> np.ndarray:
         """Int table `[scopes]` of `of(scope_plan)`; one dummy row where there are no scopes."""
         return np.asarray([of(s) for s in self.scopes] or [0], dtype=np.int32)
@@ -368,7 +422,12 @@ class Plan:
     @functools.cached_property
     def state_draws(self) -> tuple[int, ...]:
         """Draws on the session's own stream by each state (its ops and its exit)."""
-        return tuple(draws_in(s.ops) + draws_in(s.exit) for s in self.states)
+        return tuple(draws_in(s.ops) + draws_in(s.exit) + draws_in(self.lease_left(s)) for s in self.states)
+
+    def lease_left(self, state: State) -> Any:
+        """The lease that the exit of a state leaves, if it closes a scope with one."""
+        closes = isinstance(state.exit, Leave) and state.scope is not None
+        return self.scopes[self.scope_index[state.scope]].scope.lease if closes else None
 
     @functools.cached_property
     def machine_draws(self) -> int:

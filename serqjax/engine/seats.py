@@ -70,6 +70,9 @@ def take_seat(w: Lane) -> None:
                 mine = (entry >= 0) & (load(w.entry_owner, entry) == load(w.serial, row))
                 mine &= load(w.entry_pool, entry) == pool
                 w.put("entry_slot", entry, row, on & mine)
+    if w.has("lease_slot"):
+        moved = jnp.where(w.lease_slot == old, seat, jnp.where(w.lease_slot == seat, old, w.lease_slot))
+        w.lease_slot = jnp.where(on, moved, w.lease_slot)
     # the empty row is somewhere on the stack of free ones
     w.free = jnp.where(on & empty & (w.free == seat), old, w.free)
     w.pick(on, cur=seat)

@@ -26,25 +26,52 @@ from ..ir.program import (
     Grow,
     Leave,
     Listed,
+    Load,
     Observe,
     Op,
+    Release,
     Require,
     Respond,
     Run,
     Set,
+    Shrink,
     State,
     Step,
     Turn,
 )
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
-from .access import FAR, SLOT_BITS, any_of, choose, load, lookup, pack, store_column, unpack_slot, whole
+from .access import (
+    FAR,
+    SLOT_BITS,
+    any_of,
+    choose,
+    load,
+    load_at,
+    lookup,
+    pack,
+    store_at,
+    store_column,
+    unpack_slot,
+    whole,
+)
 from .clock import schedule_wake
 from .expr import Env, Value, evaluate
 from .faults import Fault
-from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, RELEASE, REQUEST_COLUMNS, SETTLE, Lane
 from .uniforms import cursor, turn_cursor
-from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state
+from .views import (
+    Attributes,
+    amount,
+    innermost_hold,
+    innermost_of,
+    now_s,
+    outstanding,
+    own_entry,
+    pool_state,
+    round_up,
+    stage_state,
+)
 
 # ---------------------------------------------------------------- start
 
@@ -213,6 +240,8 @@ def run_op(
         case Require(test, _):
             place = w.plan.requires.index(op)
             w.fail(on & (evaluate(test, env, on) == 0.0), Fault.require, slot, place)
+        case Load(ref, units):
+            load_units(w, w.plan.pool(ref), evaluate(units, env, on), slot, on)
         case Drop(ref):
             pool = w.plan.pool(ref)
             if w.plan.caching[pool]:
@@ -220,6 +249,39 @@ def run_op(
                 gone = on & (index >= 0)
                 w.put("entry_size", index, 0.0, gone)
                 w.add("cached", pool, -size, gone)
+
+
+def load_units(w: Lane, pool: int, units: Value, slot: Array, on: Array) -> None:
+    """Units of the innermost hold of a pool are computed without a run."""
+    units = amount(w, units, on, Fault.bad_amount, slot, pool)
+    column = innermost_hold(w, pool, slot)
+    w.fail(on & (column < 0), Fault.no_hold, slot, pool)
+    on, at = on & (w.fault == 0), jnp.maximum(column, 0)
+    reached = load_at(w.pos, at, slot) + units
+    w.fail(on & (reached > load_at(w.alloc, at, slot) + 1e-9), Fault.load, slot, pool)
+    w.s["pos"] = store_at(w.pos, at, slot, reached, on)
+    w.s["grown"] = store_at(w.grown, at // len(w.plan.skeleton.pools), slot, True, on)
+
+
+def shrink(w: Lane, pool: int, units: Value, slot: Array, on: Array) -> None:
+    """The innermost hold of a pool gives whole blocks back, never what is computed; all lines are tried."""
+    column = innermost_hold(w, pool, slot)
+    w.fail(on & (column < 0), Fault.no_hold, slot, pool)
+    on, at = on & (w.fault == 0), jnp.maximum(column, 0)
+    alloc, pos = load_at(w.alloc, at, slot), load_at(w.pos, at, slot)
+    least_kept = jnp.maximum(round_up(w, pool, jnp.maximum(alloc - units, 0.0)), round_up(w, pool, pos))
+    stays = jnp.minimum(alloc, least_kept)
+    stays, less, on = w.fence(stays, alloc - stays, on)
+    if w.plan.reserving[pool]:
+        before = outstanding(w, at, slot)
+        w.s["reserve"] = store_at(w.reserve, at, slot, load_at(w.reserve, at, slot) - less, on)
+        w.s["alloc"] = store_at(w.alloc, at, slot, stays, on)
+        w.add("promised", pool, outstanding(w, at, slot) - before, on)
+    else:
+        w.s["alloc"] = store_at(w.alloc, at, slot, stays, on)
+    w.add("used", pool, -less, on)
+    w.act(on & (less > 0.0), Action.release, load(w.serial, slot), pool, less)
+    w.pick(on, sweep=0)
 
 
 def plan_implicit(state: State, turn: Turn) -> bool:
@@ -254,6 +316,8 @@ class Pass:
         self.run_stage, self.run_mode, self.run_column = none, jnp.int32(0), none
         self.run_work = jnp.float64(0.0)
         self.grow_pool, self.grow_units = none, jnp.float64(0.0)
+        self.shrink_pool, self.shrink_units, self.release_pool = none, jnp.float64(0.0), none
+        self.lease_after_s = jnp.float64(0.0)
         self.responded = false
         self.stored: dict[object, Value] = {}
         self.fence()
@@ -277,9 +341,14 @@ class Pass:
         "run_column", "run_work", "grow_pool", "grow_units", "responded", "own_left",
     )  # fmt: skip
 
+    #: The same, of programs that give back in part or lease.
+    LOOSE_REGISTERS = ("shrink_pool", "shrink_units", "release_pool", "lease_after_s")
+
     def fence(self) -> None:
         """Store what the state has changed before the next one reads it (Lane.fence)."""
-        changed = [n for n in self.REGISTERS if getattr(self, n) is not self.stored.get(n)]
+        loose = self.plan.loose or bool(self.plan.shrunk)
+        registers = self.REGISTERS + self.LOOSE_REGISTERS if loose else self.REGISTERS
+        changed = [n for n in registers if getattr(self, n) is not self.stored.get(n)]
         attrs = [i for i, v in enumerate(self.attrs.values) if v is not self.stored.get(i)]
         draws = self.own_draws.at is not self.stored.get("draws")
         values = [getattr(self, n) for n in changed] + [self.attrs.values[i] for i in attrs]
@@ -311,7 +380,7 @@ class Pass:
                 self.on = self.on & ((self.pc != i) | here)
             before, nth = self.own_draws.at, 0
             for op in state.ops:
-                if isinstance(op, Require):
+                if isinstance(op, Require | Load):
                     run_op(self.w, op, self.env(), self.attrs, here, self.sites, self.slot, self.serial, self.turns)
                     here = here & (self.w.fault == 0)  # nothing happens after an error
                     self.on = self.on & (self.w.fault == 0)
@@ -402,7 +471,24 @@ class Pass:
                 self.grow_units = jnp.where(here, value, self.grow_units)
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here
+            case Shrink(ref, units, then):
+                value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
+                self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
+                self.shrink_pool = jnp.where(here, plan.pool(ref), self.shrink_pool)
+                self.shrink_units = jnp.where(here, value, self.shrink_units)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
+            case Release(ref, then):
+                self.release_pool = jnp.where(here, plan.pool(ref), self.release_pool)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
             case Leave(then):
+                lease = plan.lease_left(plan.states[i])
+                if lease is not None:
+                    after_s = evaluate(lease.after_s, self.env(), here)
+                    after_s = amount(w, after_s, here, Fault.bad_amount, self.slot, i)
+                    self.lease_after_s = jnp.where(here, after_s, self.lease_after_s)
+                    self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
                 self.leave = self.leave | here
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here
@@ -429,7 +515,7 @@ class Pass:
         self.run_mode = jnp.where(enters, 1 if mode == "Decode" else 0, self.run_mode)
         if grows is not None and w.has("scope"):
             pool = plan.pool(grows)  # type: ignore[arg-type]
-            column = jnp.asarray(plan.innermost)[load(w.scope, self.slot), pool]
+            column = innermost_hold(w, pool, self.slot)
             w.fail(enters & (column < 0), Fault.no_hold, self.slot, pool)
             self.run_column = jnp.where(enters, column, self.run_column)
         self.block(here)
@@ -447,12 +533,20 @@ class Pass:
             w.put("own", slot, self.own + (self.own_draws.at - self.own_before), on)
         w.make_ready(slot, on & self.again)
         w.pick(on & self.leave, unwind=slot, unwind_how=LEAVE)
+        if w.has("lease_after_s"):
+            w.pick(on & self.leave, lease_after_s=self.lease_after_s)
+        if plan.has_releases:
+            w.pick(
+                on & (self.release_pool >= 0), unwind=slot, unwind_how=RELEASE, unwind_pool=self.release_pool
+            )  # fmt: skip
+        for pool in plan.shrunk:
+            shrink(w, pool, self.shrink_units, slot, on & (self.shrink_pool == pool))
         w.pick(on & self.end, unwind=slot, unwind_how=END)
         if w.has("join"):
             w.pick(on & (self.enter_scope >= 0), join=slot, join_scope=self.enter_scope, join_how=NEWCOMER)
         if w.has("grow"):
             grows = on & (self.grow_pool >= 0)
-            column = jnp.asarray(plan.innermost)[load(w.scope, slot), jnp.maximum(self.grow_pool, 0)]
+            column = innermost_of(w, slot, self.grow_pool)
             w.fail(grows & (column < 0), Fault.no_hold, slot, self.grow_pool)
             w.pick(
                 grows & (column >= 0),

@@ -170,6 +170,8 @@ def check_ownership(w: Lane) -> None:
         held = jnp.float64(0.0)
         for depth in range(w.plan.depth):
             held = held + jnp.sum(w.alloc[w.plan.column(depth, pool)])
+        if pool in w.plan.leased:
+            held = held + jnp.sum(jnp.where((w.lease_slot >= 0) & (w.lease_pool == pool), w.lease_units, 0.0))
         slack = 1e-9 * jnp.maximum(1.0, jnp.abs(held))
         ok = jnp.abs(held - w.used[pool]) <= slack
         cached = jnp.float64(0.0)

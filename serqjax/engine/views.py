@@ -11,7 +11,7 @@ from jaxtyping import Array
 from ..ir.program import Fifo, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
-from .access import load_row, rint
+from .access import load, load_at, load_row, rint
 from .expr import Draws, Env, evaluate
 from .lane import Lane
 
@@ -79,6 +79,47 @@ def own_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
     return jnp.where(mine, index, -1), jnp.where(mine, w.entry_size[at], 0.0)
 
 
+def innermost_hold(w: Lane, pool: int, slot: Array | None = None) -> Array:
+    """Column of the innermost hold of a pool, -1 for none: of the session `slot`, or of every session `[slots]`."""
+    # a session outside all scopes reads the last row of the tables
+    scope = w.scope if slot is None else w.scope[jnp.maximum(slot, 0)]
+    if not w.has("held"):
+        return jnp.asarray(w.plan.innermost)[scope, pool]
+    found = jnp.full_like(scope, -1)
+    for depth in range(w.plan.depth):
+        column = w.plan.column(depth, pool)
+        held = w.held[column] if slot is None else w.held[column, jnp.maximum(slot, 0)]
+        found = jnp.where(jnp.asarray(w.plan.takes_at[:, depth, pool])[scope] & held, column, found)
+    return found
+
+
+def innermost_of(w: Lane, slot: Array, pool: Array) -> Array:
+    """The same of one session, for a pool that is known at run time only."""
+    if not w.has("held"):
+        return jnp.asarray(w.plan.innermost)[load(w.scope, slot), jnp.maximum(pool, 0)]
+    found = jnp.int32(-1)
+    for p in range(len(w.plan.skeleton.pools)):
+        found = jnp.where(pool == p, innermost_hold(w, p, slot), found)
+    return found
+
+
+def outstanding(w: Lane, column: Array, slot: Array) -> Value:
+    """Units that a hold has reserved and not taken."""
+    return jnp.maximum(load_at(w.reserve, column, slot) - load_at(w.alloc, column, slot), 0.0)
+
+
+def room_taken(w: Lane, pool: int, besides: Value = 0.0) -> Value:
+    """What counts against a test for room: units in use and those promised where reserves are held (but `besides`)."""
+    return w.used[pool] + (w.promised[pool] - besides) if w.plan.reserving[pool] else w.used[pool]
+
+
+def leased_units(w: Lane, pool: int, slot: Array) -> Value:
+    """Units of a pool in the leases of a session, or of each of a vector of sessions."""
+    of_pool = (w.lease_slot >= 0) & (w.lease_pool == pool)
+    mine = of_pool & (w.lease_slot == jnp.asarray(slot)[..., None])
+    return jnp.sum(jnp.where(mine, w.lease_units, 0.0), axis=-1)
+
+
 def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
     """`Used`, `Free`, ... of pools, `CachedIn` and `Allocated` for the session(s) `slot`."""
 
@@ -100,7 +141,8 @@ def pool_state(w: Lane, slot: Array | None) -> Callable[[str, int], Value]:
             case "Allocated":
                 assert slot is not None
                 rows = [w.alloc[w.plan.column(d, pool), jnp.maximum(slot, 0)] for d in range(w.plan.depth)]
-                return sum(rows[1:], rows[0])
+                total = sum(rows[1:], rows[0])
+                return total + leased_units(w, pool, slot) if pool in w.plan.leased else total
         raise TypeError(fun)
 
     return read
