@@ -171,6 +171,10 @@ class Machine:
     def engines_of_memory(self, pool: int) -> set[int]:
         return self.memory_of[pool]
 
+    def to_come(self) -> bool:
+        """Whether an event is left that does something: not the end of a job or lease that is gone."""
+        return any(getattr(what, "present", True) for *_, what in self.heap)
+
     # ------------------------------------------------------------ the run
 
     def run(self, stop_on_verdict: bool) -> RawRun:
@@ -180,6 +184,8 @@ class Machine:
             self.settle()
             while self.heap and not self.drained():
                 if self.horizon_tick is not None and self.heap[0][0] > self.horizon_tick:
+                    break
+                if self.horizon_tick is None and not self.to_come():
                     break
                 if self.progress.livelock and (stop_on_verdict or self.horizon_tick is None):
                     break

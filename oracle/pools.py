@@ -132,7 +132,7 @@ class Pool:
                 entry = self.entries.get(session.serial) if session else None
                 if entry is None and session is not None and session.found[0] == self.index:
                     return session.found[1]
-                return entry.size if entry else 0.0
+                return self.down(entry.size) if entry else 0.0
             case "Allocated":
                 return session.allocated(self.index) if session else 0.0
             case "Holders":
@@ -178,12 +178,12 @@ class Pool:
         entry = self.entries.get(session.serial)
         if entry is None:
             return 0.0
-        own = entry.size
-        if reuse is not None and own > self.down(reuse):
-            rest = own - self.down(reuse)
+        # whole blocks; a part of a block can only have come from another tier
+        own = self.down(entry.size if reuse is None else min(reuse, entry.size))
+        if entry.size > own:
+            rest = entry.size - own
             # it keeps the age of the entry that it came from
             self.insert(self.machine.next_dead(), rest, entry.last_tick, entry.released, entry.attrs)
-            own = self.down(reuse)
         self.drop(session.serial)
         return own
 
@@ -284,7 +284,7 @@ class Pool:
 
     def in_blocks(self, units: float) -> int | float:
         if self.block is not None:
-            return round(units / self.block)
+            units /= self.block  # whole, but for what another pool has spilled into this one
         return int(units) if units == math.floor(units) else units
 
     def record(self, now_tick: int) -> None:

@@ -75,7 +75,7 @@ class Progress:
         program, live = machine.program, len(machine.live)
         if self.livelock:
             return Verdict.livelock, self.livelock
-        if not machine.heap and live:
+        if live and not machine.to_come():
             return Verdict.deadlock, who_waits(machine)
         horizon_s = None if machine.horizon_tick is None else machine.horizon_tick * machine.tick_s
         if program.arrivals is not None:
@@ -91,7 +91,7 @@ class Progress:
                     f"arrivals drained at {machine.now_tick * machine.tick_s:g} before or at warmup "
                     f"{machine.warmup_tick * machine.tick_s:g}"
                 )
-        return (Verdict.horizon if live or machine.heap else Verdict.drained), ""
+        return (Verdict.horizon if live or machine.to_come() else Verdict.drained), ""
 
 
 def who_waits(machine: Machine) -> str:

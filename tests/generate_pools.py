@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
-from generate import GRAIN, cost_dyadic, engine, explicit, grains, variant
+from generate import cost_dyadic, engine, explicit, grains, variant
 from ir14_builder import (
     CACHED,
     COMPUTED,
@@ -22,7 +21,6 @@ from ir14_builder import (
     at,
     by,
     call,
-    cond,
     ctx,
     draw,
     hold,
@@ -151,6 +149,38 @@ def split_leases(rng: Random, *, cached: bool = False) -> Json:
     return b.finish(rng, arrivals, session, horizon=200)
 
 
+def spills(rng: Random, *, draws: bool = False, chain: bool = False) -> Json:
+    """Caches that spill into a tier over a stage, and a session that takes from the tier too."""
+    b = Builder()
+    start, u, w = b.attr("start", "Size"), b.attr("u", "Size"), b.attr("w", "Size")
+    evict: Json = {"By": [neg(ctx("Size")), ctx("Last")]} if chain else "Lru"
+    block = float(rng.choice([1, 2, 4]))
+    mem = b.pool("mem", float(rng.randint(8, 16)), block)
+    host = b.pool("host", float(rng.randint(3, 10)), block if chain else None, evict=evict)
+    disk = b.pool("disk", float(rng.randint(3, 9)))
+    tool, desk = b.stage("tool", DELAY), b.stage("desk", {"Fifo": rng.randint(1, 2)})
+    link = b.stage("link", {"Fifo": 1} if chain else rng.choice([DELAY, DELAY]))
+    when = op("Gt", add(ctx("Size"), mul(num(rng.choice([0, 1])), ctx("Age"))), num(rng.randint(0, 2)))
+    if draws:
+        when = draw("Bernoulli", rng.uniform(0.3, 0.9))
+    moved = add(num(grains(rng, 0, 0.5)), mul(num(rng.randint(0, 8) / 32), add(ctx("Size"), at(u))))
+    b.pools[mem]["spill"] = {"to": host, "via": link, "when": when,
+                             "work": draw("Exp", rng.uniform(0.1, 1)) if draws else moved}
+    if chain:
+        b.pools[host]["spill"] = {"to": disk, "via": link, "work": mul(num(rng.randint(0, 8) / 32), ctx("Size")),
+                                  "when": op("Lt", pool_state("CachedIn", disk), num(rng.randint(1, 6)))}
+    look, done = looks(b, mem, host, disk), b.observe("done")
+    second = [(S, work(desk, at(w))), *look()]
+    session = [(S, work(tool, at(start))), (S, work(link, num(0.125))),
+               (S, hold([(mem, at(u), None)], [(S, work(desk, at(w)))], at(u), at(u))), (S, work(tool, at(w))),
+               (S, hold([(mem, call("Min", at(u), num(4)), None)], [(S, work(tool, at(w)))], num(rng.randint(0, 4)), at(u))),
+               *look(), (S, hold([(host, num(rng.randint(0, 2)), None), (disk, num(1), None)], second, None, at(u))),
+               (S, work(tool, num(grains(rng, 0, 3)))), (S, hold([(mem, at(u), None)], [(S, work(desk, at(w)))], at(u), at(u))),
+               *look(), (S, see(done, ctx("Now")))]
+    arrivals = rows(rng, start, (u, lambda: rng.randint(1, 8)), (w, lambda: rng.choice([0, 1, grains(rng, 0, 3)])), most=12)
+    return b.finish(rng, arrivals, session, horizon=60)
+
+
 #: name -> builder.
 STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "held_reserves": variant(held_reserves, preempt="None"),
@@ -166,6 +196,9 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "leases_drawn": variant(leases, draws=True),
     "leases_endless": variant(leases, infinite=True),
     "split_leases": variant(split_leases),
+    "spills": variant(spills),
+    "spills_drawn": variant(spills, draws=True),
+    "spills_chain": variant(spills, chain=True),
     "split_leases_cached": variant(split_leases, cached=True),
 }
 NAMES = list(STRUCTURES)

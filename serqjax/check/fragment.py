@@ -24,7 +24,10 @@ def unsupported(program: Program) -> list[Problem]:
     index, problems = Index(program), Problems()
     for i, pool in enumerate(program.pools):
         if pool.spill is not None:
-            _refuse(problems, f"$.pools[{i}].spill", f"pool `{pool.name}`", "spills")
+            tier = program.pools[index.pools[pool.spill.to]]
+            if tier.block is not None and index.number(tier.block) != index.number(pool.block):
+                what = f"a spill into `{tier.name}`, whose blocks are of another size"
+                _refuse(problems, f"$.pools[{i}].spill.to", f"pool `{pool.name}`", what)
         if pool.queue_every is not None:
             what = "a line that is admitted at times of its own"
             _refuse(problems, f"$.pools[{i}].queue_every", f"pool `{pool.name}`", what)
@@ -64,9 +67,13 @@ def unsupported(program: Program) -> list[Problem]:
                 _refuse(problems, path, where, f"`{node.fun}` in `keep` (the pool is being given back)")
             elif isinstance(node, StageState) and position.moment == "evict" and node.fun == "BudgetLeft":
                 _refuse(problems, path, where, "`BudgetLeft` in eviction keys")
+            elif isinstance(node, PoolState) and position.path.endswith(".spill.work"):
+                _refuse(problems, path, where, f"`{node.fun}` in the work of a spill")
             elif isinstance(node, Sample):
-                if position.moment == "evict":
+                if position.moment == "evict" and ".spill." not in position.path:
                     _refuse(problems, path, where, "draws in eviction keys")
+                elif position.moment == "evict" and spills_on(index, position.path):
+                    _refuse(problems, path, where, "draws of a spill into a pool that spills itself")
                 elif position.moment == "release":
                     _refuse(problems, path, where, "draws in `keep`")
                 k = erlang_stages(node)
@@ -75,6 +82,12 @@ def unsupported(program: Program) -> list[Problem]:
                 elif k > MOST_ERLANG:
                     _refuse(problems, path, where, f"an Erlang draw of {k} stages (at most {MOST_ERLANG})")
     return list(problems)
+
+
+def spills_on(index: Index, path: str) -> bool:
+    """Whether the pool that the spill at a place goes to spills itself."""
+    spill = index.program.pools[int(path.split("[")[1].split("]")[0])].spill
+    return spill is not None and any(p.name == spill.to and p.spill is not None for p in index.program.pools)
 
 
 def _refuse(problems: Problems, path: str, owner: str, what: str) -> None:

@@ -125,8 +125,12 @@ def _of_reserves(program: Program, pools: list[int | None]) -> Iterator[Obstacle
 
 def _of_eviction(program: Program, pool: int) -> Iterator[Obstacle]:
     spec, at = program.pools[pool], f"$.pools[{pool}]"
+    if any(other.spill is not None and other.spill.to == spec.name for other in program.pools):
+        yield Obstacle(("windows", "at_once"), at, "others spill into it, so that it may stand above its cap")
     if spec.block is None:
         yield Obstacle(("evicts",), f"{at}.block", "the pool has no block, so whole entries are evicted")
+    if spec.spill is not None:
+        yield Obstacle(("evicts",), f"{at}.spill", "what is evicted is spilled block by block")
     if not is_lru(spec.evict):
         yield Obstacle(("evicts",), f"{at}.evict", "entries are not evicted in release order")
 

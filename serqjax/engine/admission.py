@@ -14,12 +14,14 @@ from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
+from . import spills
 from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot, whole
 from .clock import cancel_wake, free_server
 from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
 from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
 from .memory import act_at, attr_set, count_holds, table
+from .uniforms import evict_ready
 from .views import (
     Attributes,
     amount,
@@ -259,6 +261,9 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
         # the rest stays as a dead entry in the entry's own place: same age, no owner
         w.put("entry_size", index, size - taken, here)
         w.put("entry_owner", index, -1, here)
+        if w.has("entry_key"):
+            w.put("entry_key", index, -2 - w.dead_seq, here)
+            w.dead_seq = w.dead_seq + here
         w.add("cached", pool, -taken, here)
         (own[pool],) = w.fence(jnp.where(here, taken, 0.0))
     best = own[0]
@@ -450,10 +455,13 @@ def evict(w: Lane) -> None:
     for p in range(n):
         if plan.caching[p] and plan.finite[p]:
             lacks = w.used[p] + w.cached[p] + w.ask_units[p] - cap(w, p)
-            hit = (lacks > EPS) & (order[p] < place)  # pools are taken in the order of the scope's takes
+            hit = (lacks > EPS) & (order[p] < place) & asked(w, order, p)  # pools are taken in the order of the scope's takes
             pool = jnp.where(hit, p, pool)
             deficit = jnp.where(hit, lacks, deficit)
             place = jnp.where(hit, order[p], place)
+    tier = jnp.int32(-1)
+    if plan.has_spills:
+        pool, deficit, tier = spills.turn(w, on, pool, deficit)
     some = on & (pool >= 0)
     alive = (w.entry_size > 0) & (w.entry_pool == pool)
     sequence = pack(w.entry_seq, jnp.arange(w.entry_seq.shape[0]))
@@ -464,6 +472,9 @@ def evict(w: Lane) -> None:
             keyed, chosen = select(eviction_keys(w, p), sequence, alive & (w.entry_pool == p))
             row = jnp.where(pool == p, chosen, row)
     some = some & found
+    full = on & ~some  # nothing is to be evicted: what is being spilled joins its tier
+    if plan.blocks["evict"]:
+        some = some & evict_ready(w)  # else in the next turn, with new draws
     size = load(w.entry_size, row)
     amount_out = size
     for p in range(n):
@@ -471,7 +482,8 @@ def evict(w: Lane) -> None:
         if plan.caching[p] and plan.finite[p] and spec.block is not None:
             block = Env(plan, w.job.numbers).number(spec.block)
             # under LRU the entry stays the least until it is gone, so its blocks go together
-            blocks = jnp.maximum(round_up(w, p, deficit - EPS), block) if plan.lru(p) else block
+            together = plan.lru(p) and plan.spills_to[p] < 0
+            blocks = jnp.maximum(round_up(w, p, deficit - EPS), block) if together else block
             amount_out = jnp.where(pool == p, jnp.minimum(size, blocks), amount_out)
     some, row, pool, size, amount_out = w.fence(some, row, pool, size, amount_out)
     left = size - amount_out
@@ -481,8 +493,21 @@ def evict(w: Lane) -> None:
     w.add_at("evicted_units", pool, amount_out, some)
     w.add_at("evicted_entries", pool, 1, gone)
     if w.has("actions"):
-        record_admission(w, some & (w.ask_how == ADMIT), place)
+        # while something is spilled the takes before this one are on the trace already
+        records = some & (tier < 0) if plan.has_spills else some
+        record_admission(w, records & (w.ask_how == ADMIT), place)
     w.act(some, Action.evict, load(w.entry_owner, row), pool, amount_out)
+    if plan.has_spills:
+        spills.spill(w, entry_env(w, row, amount_out), row, pool, amount_out, some)
+        spills.join(w, full, tier)
+
+
+def asked(w: Lane, order: list[Array], pool: int) -> Array:
+    """Whether an ask makes room in a pool; it may for nothing in a tier, which can stand above its cap."""
+    if pool not in w.plan.tiers:
+        return jnp.bool_(True)
+    n = len(w.plan.skeleton.pools)
+    return jnp.where(w.ask_how == ADMIT, order[pool] >= 0, (w.ask_column % n == pool) & (w.ask_units[pool] > 0.0))
 
 
 def take_entries(w: Lane, pool: int, units: Array) -> None:
@@ -550,11 +575,12 @@ def allocate(w: Lane) -> None:
     """If an ask has room now, hand the units over and let the session (or the plan) go on."""
     plan = w.plan
     n = len(plan.skeleton.pools)
-    room = jnp.bool_(True)
+    room = ~jnp.any(w.spilled > 0) if plan.has_spills else jnp.bool_(True)
     for p in range(n):
         if plan.finite[p]:
             cached = w.cached[p] if plan.caching[p] else 0.0
-            room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | (w.ask_units[p] <= 0.0))
+            nothing = w.ask_units[p] <= 0.0 if p not in plan.tiers else ~asked(w, take_order(w)[0], p)
+            room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | nothing)
     on, slot, how = w.fence(w.running & (w.ask >= 0) & room, w.ask, w.ask_how)
     w.used = jnp.where(on, w.used + w.ask_units, whole(w.used))
     admits = on & (how == ADMIT)

@@ -17,11 +17,11 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.itl import edges
-from ..ir.program import Fifo
+from ..ir.program import Delay, Fifo
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
-from .access import FAR, SLOT_BITS, append_rows, least, load, lookup, pack, rint, store, unpack_slot, whole
-from .expr import Value
+from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, rint, store, unpack_slot, whole
+from .expr import Env, Value
 from .faults import Fault
 from .lane import EVENT, EXPIRE, SETTLE, Lane
 from .views import to_ticks
@@ -174,10 +174,11 @@ def advance(w: Lane) -> None:
     until = jnp.where(drained | ~bounded | stopped | (w.job.limit < FAR), w.now, w.job.horizon)
     on, finish, until = w.fence(on, finish, until)
     pass_time(w, jnp.where(finish, until, tick), on)
+    calm = empty & (w.next_wake >= FAR) if w.plan.has_spills else empty  # jobs of nobody may still run
     verdict = jnp.where(
         w.livelock,
         Verdict.livelock,
-        jnp.where(empty, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
+        jnp.where(calm, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
     )
     w.pick(finish, verdict=verdict.astype(jnp.int32), end_tick=until)
     go = on & ~finish
@@ -232,7 +233,14 @@ def wake_up(w: Lane, slot: Array, mask: Array) -> None:
     w.put("stage", slot, -1, mask)
     began = load(w.served, slot) if w.has("served") else entered
     finish_job(w, stage, mask, began - entered, w.now - began)
-    w.make_ready(slot, mask)
+    if w.plan.has_spills:
+        nobody = mask & (load(w.pc, slot) < 0)
+        w.put("free", w.free_n, slot, nobody)
+        w.free_n = w.free_n + nobody
+        mask_session = mask & ~nobody
+    else:
+        mask_session = mask
+    w.make_ready(slot, mask_session)
     if w.has("busy"):
         free_server(w, stage, mask)
 
@@ -245,6 +253,30 @@ def free_server(w: Lane, stage: Array, mask: Array) -> None:
     fifo, follows, successor = w.fence(fifo, fifo & (key < FAR), successor)
     w.add_at("busy", stage, -1, fifo & ~follows)
     start_service(w, successor, w.work[successor], follows)
+
+
+def enter_timed(w: Lane, slot: Array, stage: Array, work_s: Array, mask: Array) -> None:
+    """A job of `work_s` seconds enters a delay or fifo stage; nothing on other stages."""
+    plan = w.plan
+
+    def on_kind(kind: type) -> Array:
+        kinds = np.asarray([isinstance(s.kind, kind) for s in plan.skeleton.stages])
+        return mask & lookup(kinds, jnp.maximum(stage, 0))
+
+    timed = on_kind(Delay)
+    if plan.fifo_stages:
+        fifo = on_kind(Fifo)
+        servers = [
+            Env(plan, w.job.numbers).number(s.kind.servers) if isinstance(s.kind, Fifo) else jnp.float64(0)
+            for s in plan.skeleton.stages
+        ]
+        free = fifo & (w.busy[jnp.maximum(stage, 0)] < choose(servers, stage))
+        w.add_at("busy", stage, 1, free)
+        w.put("line_key", slot, pack(w.job_seq, slot), fifo & ~free)
+        w.job_seq = w.job_seq + fifo
+        timed = timed | free
+        w.put("served", slot, w.now, timed)
+    schedule_wake(w, slot, work_s, timed)
 
 
 def start_service(w: Lane, slot: Array, work_s: Array, mask: Array) -> None:

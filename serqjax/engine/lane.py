@@ -301,6 +301,23 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         }
         if keyed_eviction_reads_attrs(plan):
             state["entry_attr"] = full((C, A), 0.0, f64)
+        if plan.has_spills:
+            state |= {
+                # whose an entry is in all tiers: the serial of its session, or below 0 a dead entry's own number
+                "entry_key": full((C,), 0, i64),
+                "dead_seq": full((), 0, i64),
+                "spills": full((P,), 0, i64),
+                # what waits to join a tier, by tier
+                "spilled": full((P,), 0.0, f64),  # units, 0: nothing
+                "spilled_key": full((P,), 0, i64),
+                "spilled_slot": full((P,), -1, i32),
+                "spilled_work": full((P,), 0.0, f64),
+                "spilled_via": full((P,), -1, i32),
+            }
+            if "entry_attr" in state:
+                state["spilled_attr"] = full((P, A), 0.0, f64)
+        if plan.blocks["evict"]:
+            state |= {"evict_drawn": full((), 0, i64), "evict_block": full((), -1, i64)}
     if plan.step_stages:
         state |= {
             "mode": full((S,), 0, i32),
@@ -387,7 +404,7 @@ def keyed_eviction_reads_attrs(plan: Plan) -> bool:
     from ..ir.expr import Attr
     from ..ir.structure import walk
 
-    return any(isinstance(n, Attr) for p in plan.skeleton.pools for _, n in walk(p.evict))
+    return any(isinstance(n, Attr) for p in plan.skeleton.pools for _, n in walk((p.evict, p.spill)))
 
 
 class Job(eqx.Module):

@@ -339,6 +339,9 @@ def put_entry(
     w.put("entry_size", at, size, mask)
     w.put("entry_last", at, last, mask)
     w.put("entry_seq", at, seq, mask)
+    if w.has("entry_key"):
+        w.put("entry_key", at, -2 - w.dead_seq if dead else load(w.serial, slot), mask)
+        w.dead_seq = w.dead_seq + (mask if dead else 0)
     if w.has("entry_attr"):
         w.put_row("entry_attr", at, list(attrs), mask)
     if not dead:

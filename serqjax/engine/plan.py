@@ -301,6 +301,29 @@ class Plan:
         return tuple(sorted({self.pool(s.exit.pool) for s in self.states if isinstance(s.exit, Shrink)}))
 
     @functools.cached_property
+    def spills_to(self) -> tuple[int, ...]:
+        """Pool that evicted units of each pool go to, -1 for none."""
+        return tuple(-1 if p.spill is None else self.pool(p.spill.to) for p in self.skeleton.pools)
+
+    @functools.cached_property
+    def tiers(self) -> tuple[int, ...]:
+        """Pools that others spill into, each before the one that it spills into itself."""
+
+        def below(pool: int) -> int:
+            return 0 if self.spills_to[pool] < 0 else 1 + below(self.spills_to[pool])
+
+        return tuple(sorted({pool for pool in self.spills_to if pool >= 0}, key=below, reverse=True))
+
+    @property
+    def has_spills(self) -> bool:
+        return bool(self.tiers)
+
+    @functools.cached_property
+    def evict_draws(self) -> int:
+        """Draws of one spill at most."""
+        return max((draws_in(p.spill) for p in self.skeleton.pools), default=0)
+
+    @functools.cached_property
     def reserving(self) -> tuple[bool, ...]:
         """Pools in which an open hold keeps what it has reserved and not taken."""
         return tuple(p.reserve_held and f for p, f in zip(self.skeleton.pools, self.finite))
@@ -317,8 +340,9 @@ class Plan:
 
     @functools.cached_property
     def caching(self) -> tuple[bool, ...]:
-        """Pools that may hold cache entries (a take keeps units, or released units stay in order)."""
+        """Pools that may hold cache entries: a take keeps units, released ones stay in order, or others spill there."""
         kept = {self.pool(t.pool) for s in self.skeleton.scopes for t in s.takes if t.keep is not None}
+        kept |= set(self.tiers)
         return tuple(i in kept or p.uncached == "in_order" for i, p in enumerate(self.skeleton.pools))
 
     @functools.cached_property
@@ -476,7 +500,7 @@ class Plan:
             "init": -(-self.init_draws // DRAWS_PER_BLOCK), "turn": turns, "own": window(self.own_draws),
             # gaps that fill whole blocks never lie across two
             "gap": 1 if self.gap_draws and DRAWS_PER_BLOCK % self.gap_draws == 0 else window(self.gap_draws),
-            "machine": window(self.machine_draws),
+            "machine": window(self.machine_draws), "evict": window(self.evict_draws),
         }  # fmt: skip
         made, first = {}, 0
         for name, size in sizes.items():

@@ -233,6 +233,8 @@ def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int)
     if "evicted_units" in s:
         t.evicted_entries = int(s["evicted_entries"][i])
         t.evicted_units = float(s["evicted_units"][i])
+    if "spills" in s:
+        t.spills = int(s["spills"][i])
     if "preemptions" in s:
         t.preemptions = int(s["preemptions"][i])
         t.stuck = int(s["stuck_n"][i])

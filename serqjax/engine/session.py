@@ -17,11 +17,9 @@ from ..ir.program import (
     Batch,
     Branch,
     Closed,
-    Delay,
     Drop,
     End,
     Enter,
-    Fifo,
     Goto,
     Grow,
     Leave,
@@ -45,17 +43,15 @@ from .access import (
     FAR,
     SLOT_BITS,
     any_of,
-    choose,
     load,
     load_at,
     lookup,
-    pack,
     store_at,
     store_column,
     unpack_slot,
     whole,
 )
-from .clock import schedule_wake
+from .clock import enter_timed
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import END, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, RELEASE, REQUEST_COLUMNS, SETTLE, Lane
@@ -577,20 +573,7 @@ class Pass:
             w.put("adm", slot, NEVER_ADMITTED + w.join_seq, never)
             w.bump("join_seq", never)
         if plan.has_timed:
-            timed = on_kind(Delay)
-            if plan.fifo_stages:
-                fifo = on_kind(Fifo)
-                servers = [
-                    Env(plan, w.job.numbers).number(s.kind.servers) if isinstance(s.kind, Fifo) else jnp.float64(0)
-                    for s in plan.skeleton.stages
-                ]
-                free = fifo & (w.busy[jnp.maximum(stage, 0)] < choose(servers, stage))
-                w.add_at("busy", stage, 1, free)
-                w.put("line_key", slot, pack(w.job_seq, slot), fifo & ~free)
-                w.job_seq = w.job_seq + fifo
-                timed = timed | free
-                w.put("served", slot, w.now, timed)
-            schedule_wake(w, slot, self.run_work, timed)
+            enter_timed(w, slot, stage, self.run_work, on)
 
 
 def may_run(w: Lane) -> Array:
