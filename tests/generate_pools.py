@@ -181,6 +181,26 @@ def spills(rng: Random, *, draws: bool = False, chain: bool = False) -> Json:
     return b.finish(rng, arrivals, session, horizon=60)
 
 
+def timed_lines(rng: Random, *, keyed: bool = False, nested: bool = False) -> Json:
+    """Lines that are admitted at times of their own, beside one that is not."""
+    b = Builder()
+    start, u, w = b.attr("start", "Size"), b.attr("u", "Size"), b.attr("w", "Size")
+    mem = b.pool("mem", float(rng.randint(8, 16)), 2.0, queue=[at(u), neg(ctx("Waited"))] if keyed else None)
+    slots = b.pool("slots", float(rng.randint(1, 4)))
+    b.pools[mem]["queue_every"] = rng.choice([1.0, 1.5, 3.0])
+    if nested:
+        b.pools[slots]["queue_every"] = rng.choice([1.0, 2.0])
+    tool, desk = b.stage("tool", DELAY), b.stage("desk", {"Fifo": rng.randint(1, 2)})
+    look, began, done = looks(b, mem, slots), b.observe("began"), b.observe("done")
+    inner = [(S, see(began, ctx("Now"))), *look(), (S, work(desk, at(w))), (S, work(tool, num(0))), *look()]
+    first = (S, hold([(mem, at(u), None)], inner, None, at(u)))
+    second = (S, hold([(slots, num(1), None)], [*look(), (S, work(tool, at(w)))]))
+    session = [(S, work(tool, at(start))), first, second, (S, work(tool, at(w))), (S, hold([(mem, at(u), None)], [second])),
+               (S, see(done, ctx("Now")))]
+    arrivals = rows(rng, start, (u, lambda: rng.randint(1, 7)), (w, lambda: rng.choice([0, 1, 3, grains(rng, 0, 3)])))
+    return b.finish(rng, arrivals, session, horizon=60)
+
+
 #: name -> builder.
 STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "held_reserves": variant(held_reserves, preempt="None"),
@@ -199,6 +219,9 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "spills": variant(spills),
     "spills_drawn": variant(spills, draws=True),
     "spills_chain": variant(spills, chain=True),
+    "timed_lines": variant(timed_lines),
+    "timed_lines_keyed": variant(timed_lines, keyed=True),
+    "timed_lines_nested": variant(timed_lines, nested=True),
     "split_leases_cached": variant(split_leases, cached=True),
 }
 NAMES = list(STRUCTURES)

@@ -28,9 +28,6 @@ def unsupported(program: Program) -> list[Problem]:
             if tier.block is not None and index.number(tier.block) != index.number(pool.block):
                 what = f"a spill into `{tier.name}`, whose blocks are of another size"
                 _refuse(problems, f"$.pools[{i}].spill.to", f"pool `{pool.name}`", what)
-        if pool.queue_every is not None:
-            what = "a line that is admitted at times of its own"
-            _refuse(problems, f"$.pools[{i}].queue_every", f"pool `{pool.name}`", what)
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, ProcessorSharing):
             _refuse(problems, f"$.stages[{i}].kind", f"stage `{stage.name}`", "processor sharing")

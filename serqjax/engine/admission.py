@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
-from . import spills
+from . import spills, timed_lines
 from .access import FAR, least, load, load_at, pack, store, store_at, unpack_slot, whole
 from .clock import cancel_wake, free_server
 from .expr import Env, Value, evaluate, total_order
@@ -65,6 +65,8 @@ def select(keys: list[Value], sequence: Array, mask: Array, *, latest: bool = Fa
 def select_waiting(w: Lane, pool: int | Array, only: int | None = None) -> tuple[Array, Array]:
     """The hold that a pool's line offers: a preempted one at the head, else the least keys."""
     waiting = w.line == pool
+    if w.has("open_next"):
+        waiting = timed_lines.may_try(w, jnp.asarray(pool), waiting)
     front, slot = least(w.line_seq, waiting)
     exists = front < FAR
     keyed = [p for p, spec in enumerate(w.plan.skeleton.pools) if spec.queue.keys and (only is None or p == only)]
@@ -182,7 +184,7 @@ def candidate(w: Lane) -> tuple[Array, Array, Array]:
     found = jnp.int32(len(w.plan.skeleton.pools))
     growers = jnp.bool_(False)
     for pool in reversed(range(len(w.plan.skeleton.pools))):
-        lines = (w.queued[pool] > 0) if w.plan.skeleton.pools[pool].admit_via is None else jnp.bool_(False)
+        lines = (w.queued[pool] > 0) if w.plan.sweeps(pool) else jnp.bool_(False)
         grow = (w.waits_n[pool] > 0) if w.has("waits_n") else jnp.bool_(False)
         hit = (lines | grow) & (w.sweep <= pool)
         found = jnp.where(hit, pool, found)
@@ -213,7 +215,7 @@ def try_sweep(w: Lane) -> tuple[Array, Array]:
         line = on & ~fits
         has_line = jnp.bool_(False)
         for p in range(n):
-            if w.plan.skeleton.pools[p].admit_via is None:
+            if w.plan.sweeps(p):
                 has_line = jnp.where(pool == p, w.queued[p] > 0, has_line)
         w.pick(line & ~has_line, sweep=pool + 1)
         line = line & has_line
@@ -236,6 +238,9 @@ def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
     header.takes = list(w.fence(*header.takes))
     (fits,) = w.fence(trying & header.fits() & (w.fault == 0))
     consume(w, slot, header, fits)
+    if w.has("open_next"):
+        passes = trying & w.pass_asks
+        timed_lines.tried(w, slot, passes, fits & passes)
     return on & ~fits
 
 

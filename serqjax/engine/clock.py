@@ -20,6 +20,7 @@ from ..ir.itl import edges
 from ..ir.program import Delay, Fifo
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
+from . import timed_lines
 from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, rint, store, unpack_slot, whole
 from .expr import Env, Value
 from .faults import Fault
@@ -33,11 +34,12 @@ LIMB_BITS = 40
 def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
     """Tick and kind of the next event, the slot of a wake-up, the stage of an iteration end.
 
-    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration, 5 end of a lease.
+    Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration, 5 end of a lease, 6 a line opens.
     """
     warm = jnp.where(w.warm, FAR, w.job.warmup)
     ticks = [warm, w.next_arrive]
     keys = [jnp.zeros((), jnp.int64), w.arrive_key]
+    kinds = [1, 2, 3]
     slot = jnp.int32(-1)
     if w.has("wake"):
         slot = unpack_slot(w.next_wake_key)
@@ -53,18 +55,22 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
         stage = jnp.argmax((w.stage_end == tick) & (w.stage_key == key)).astype(jnp.int32)
         ticks.append(tick)
         keys.append(key)
+        kinds.append(4)
     if w.has("lease_end"):
-        if not w.has("stage_end"):
-            ticks.append(jnp.int64(FAR))
-            keys.append(jnp.int64(FAR))
         tick, key = next_lease(w)
         ticks.append(tick)
         keys.append(key)
+        kinds.append(5)
+    if w.has("open_next"):
+        tick, key, _ = timed_lines.next_opening(w)
+        ticks.append(tick)
+        keys.append(key)
+        kinds.append(6)
     tick, order, kind = ticks[0], keys[0], jnp.int32(1)
     for i in range(1, len(ticks)):
         sooner = (ticks[i] < tick) | ((ticks[i] == tick) & (keys[i] < order))
         tick, order = jnp.where(sooner, ticks[i], tick), jnp.where(sooner, keys[i], order)
-        kind = jnp.where(sooner, 1 + i, kind)
+        kind = jnp.where(sooner, kinds[i], kind)
     return tick, jnp.where(tick >= FAR, 0, kind), slot, stage
 
 
@@ -161,6 +167,8 @@ def settled(w: Lane) -> Array:
 def advance(w: Lane) -> None:
     """If the instant is settled, go to the next event and do it, or end the run."""
     on = settled(w)
+    if w.has("open_next"):
+        timed_lines.schedule(w, on)
     tick, kind, slot, stage, on = w.fence(*next_event(w), on)
     bounded = w.job.horizon < FAR
     to_come = w.next_arrive < FAR
@@ -190,6 +198,9 @@ def advance(w: Lane) -> None:
         wake_up(w, slot, wakes)
     if w.has("stage_end"):
         when_iteration_ends(w, stage, ends)
+    if w.has("open_next"):
+        timed_lines.open_line(w, timed_lines.next_opening(w)[2], go & (kind == 6))
+        w.pick(go, passing=0)
     if w.has("lease_end"):
         row = unpack_slot(next_lease(w)[1])
         w.pick(go & (kind == 5), unwind=load(w.lease_slot, row), unwind_how=EXPIRE, unwind_lease=row)

@@ -253,6 +253,17 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             "held": full((H, S), False, bool),  # the hold is open and has not been released
             "holds_n": full((P, S), 0, i32),  # holds and leases of each session
         }
+    if plan.timed_lines:
+        state |= {
+            "open_next": full((P,), FAR, i64),  # the next time at which each line is open, and its place among events
+            "open_key": full((P,), FAR, i64),
+            "opened": full((P,), -1, i64),  # the latest one
+            "let_in": full((P, S), -1, i64),  # when each session was let in last
+            # 2p: the line of pool p is the next to be passed over; 2p + 1: those of it with `tries` are still to be tried
+            "passing": full((), 2 * P, i32),
+            "tries": full((S,), False, bool),
+            "pass_asks": full((), False, bool),
+        }
     if plan.preempts or plan.has_releases:
         state["unwind_pool"] = full((), -1, i32)
     if plan.has_leases:

@@ -301,6 +301,16 @@ class Plan:
         return tuple(sorted({self.pool(s.exit.pool) for s in self.states if isinstance(s.exit, Shrink)}))
 
     @functools.cached_property
+    def timed_lines(self) -> tuple[int, ...]:
+        """Pools whose line is admitted at times of its own."""
+        return tuple(i for i, p in enumerate(self.skeleton.pools) if p.queue_every is not None)
+
+    def sweeps(self, pool: int) -> bool:
+        """Whether the line of a pool is tried at every instant, and not by a stage or at times of its own."""
+        spec = self.skeleton.pools[pool]
+        return spec.admit_via is None and spec.queue_every is None
+
+    @functools.cached_property
     def spills_to(self) -> tuple[int, ...]:
         """Pool that evicted units of each pool go to, -1 for none."""
         return tuple(-1 if p.spill is None else self.pool(p.spill.to) for p in self.skeleton.pools)

@@ -26,7 +26,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, clock, memory, planner, seats, session, window
+from . import admission, clock, memory, planner, seats, session, timed_lines, window
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -94,9 +94,9 @@ def settle(w: Lane) -> None:
     nobody = (w.cur < 0) & (w.spawning == 0) & (w.readies == 0)
     quiet = w.idle & w.started & (w.focus == SETTLE) & nobody
     again = quiet & w.dirty
-    for pool, spec in enumerate(w.plan.skeleton.pools if w.plan.has_holds else ()):
+    for pool in range(len(w.plan.skeleton.pools) if w.plan.has_holds else 0):
         # with nobody in a line and no grower the sweep has nothing to try
-        if spec.admit_via is None:
+        if w.plan.sweeps(pool):
             busy = busy | (w.queued[pool] > 0)
         if w.has("waits_n"):
             busy = busy | (w.waits_n[pool] > 0)
@@ -104,6 +104,8 @@ def settle(w: Lane) -> None:
     w.pick(quiet, dirty=False)
     w.pick(again, sweep=0)
     done = quiet & ~again
+    if w.has("open_next"):
+        done = done & ~timed_lines.pass_over(w, done)
     if w.plan.step_stages:
         w.pick(done, focus=STAGES, cursor=0)
         w.pick(w.run_ready & w.idle & nobody, run_ready=False)
@@ -146,7 +148,11 @@ def plan_and_admit(w: Lane) -> None:
         newcomer, line = planner.newcomer(w, spent)
         pool = jnp.where(newcomer, line, pool)
         left, stage = w.left, jnp.where(newcomer, w.cursor, -1)
-    tries, pool, stage = w.fence(asks | newcomer, pool, stage)
+    passes = newcomer & False
+    if w.has("open_next"):
+        passes = w.pass_asks
+        pool = jnp.where(passes, w.passing // 2, pool)
+    tries, pool, stage = w.fence(asks | newcomer | passes, pool, stage)
     refused = w.only(tries, lambda w: admission.admit(w, tries, pool, left, stage), tries & False)
     w.pick(refused & asks, sweep=pool + 1)
     if w.plan.step_stages:
