@@ -233,14 +233,19 @@ class Machine:
         """Finish everything that the instant allows; iterations start last."""
         self.calm()
         for pool in self.pools:
-            if pool.opened_tick == self.now_tick:
+            if pool.is_open and self.is_last():
+                pool.is_open = False
                 scopes.pass_over(self, pool)
         for engine in self.engines:
-            if (not self.heap or self.heap[0][0] > self.now_tick) and engine.wants_to_start():
+            if self.is_last() and engine.wants_to_start():
                 engine.start()
         for pool in self.pools:
             pool.open_next()
         self.record()
+
+    def is_last(self) -> bool:
+        """Whether no event is left at this instant."""
+        return not self.heap or self.heap[0][0] > self.now_tick
 
     def calm(self) -> None:
         """Run who is ready and try all pools, until nobody is ready."""

@@ -79,7 +79,7 @@ class Pool:
         self.line: list[Waiting] = []
         every_s = number(machine.program, pool.queue_every)
         self.every_tick = 0 if every_s is None else machine.ticks(every_s)  # 0: admitted at every instant
-        self.opened_tick = -1  # the latest multiple of it that has come
+        self.is_open = False  # a multiple of it has come and the line has not been passed over yet
         self.opens = False  # the next one is scheduled
         self.growers: list[Grower] = []
         self.totals = PoolTotals()
@@ -258,12 +258,12 @@ class Pool:
 
     def open_next(self) -> None:
         """Where the line is admitted at times of its own: it will be at the next one."""
-        if self.every_tick and self.line and not self.opens:
+        if self.every_tick and self.line and not self.opens and not self.is_open:
             self.opens = True
             self.machine.push((self.machine.now_tick // self.every_tick + 1) * self.every_tick, self.open, None)
 
     def open(self, _: None) -> None:
-        self.opened_tick, self.opens = self.machine.now_tick, False
+        self.is_open, self.opens = True, False
 
     def select(self, tried: Sequence[Waiting] = ()) -> Waiting:
         """The waiting hold that is tried next, besides those `tried`; there is one."""

@@ -105,17 +105,15 @@ def admit_next(machine: Machine, pool: Pool) -> bool:
 
 
 def pass_over(machine: Machine, pool: Pool) -> None:
-    """A line that is admitted at times of its own: everybody who waits is tried once, in its order, but who has been
-    let in at this instant.
+    """A line that is admitted at times of its own: everybody who waits is tried once, in its order.
 
     After each admission everything else that the instant allows happens first.
     """
-    left = [waiting for waiting in pool.line if waiting.session.let_in_tick.get(pool.index) != machine.now_tick]
+    left = pool.line.copy()
     while left := [waiting for waiting in left if waiting in pool.line]:
         waiting = pool.select([other for other in pool.line if other not in left])
         left.remove(waiting)
         if admit_if_it_fits(machine, pool, waiting):
-            waiting.session.let_in_tick[pool.index] = machine.now_tick
             machine.calm()
 
 

@@ -137,7 +137,6 @@ class Session:
     growing_pool: int = -1
     preempted_at: dict[int, float] = field(default_factory=dict)
     stuck: bool = False
-    let_in_tick: dict[int, int] = field(default_factory=dict)  # by pool: latest admission at its own times
     alone_in: set[int] = field(default_factory=set)  # pools where it preempted itself, nobody else holding units
     ready_tick: int = -1
     ready_count: int = 0

@@ -239,8 +239,7 @@ def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
     (fits,) = w.fence(trying & header.fits() & (w.fault == 0))
     consume(w, slot, header, fits)
     if w.has("open_next"):
-        passes = trying & w.pass_asks
-        timed_lines.tried(w, slot, passes, fits & passes)
+        timed_lines.tried(w, slot, trying & w.pass_asks)
     return on & ~fits
 
 
@@ -460,7 +459,8 @@ def evict(w: Lane) -> None:
     for p in range(n):
         if plan.caching[p] and plan.finite[p]:
             lacks = w.used[p] + w.cached[p] + w.ask_units[p] - cap(w, p)
-            hit = (lacks > EPS) & (order[p] < place) & asked(w, order, p)  # pools are taken in the order of the scope's takes
+            # pools are taken in the order of the scope's takes
+            hit = (lacks > EPS) & (order[p] < place) & asked(w, order, p)
             pool = jnp.where(hit, p, pool)
             deficit = jnp.where(hit, lacks, deficit)
             place = jnp.where(hit, order[p], place)

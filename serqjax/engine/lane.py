@@ -257,9 +257,8 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         state |= {
             "open_next": full((P,), FAR, i64),  # the next time at which each line is open, and its place among events
             "open_key": full((P,), FAR, i64),
-            "opened": full((P,), -1, i64),  # the latest one
-            "let_in": full((P, S), -1, i64),  # when each session was let in last
-            # 2p: the line of pool p is the next to be passed over; 2p + 1: those of it with `tries` are still to be tried
+            "is_open": full((P,), False, bool),  # it has come, and the line has not been passed over yet
+            # 2p: the line of pool p is the next to be passed over; 2p + 1: it is being passed over, `tries` are left
             "passing": full((), 2 * P, i32),
             "tries": full((S,), False, bool),
             "pass_asks": full((), False, bool),

@@ -99,7 +99,10 @@ def fingerprint(w: Lane) -> Array:
             total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
     ends = jnp.where(w.stage_end < FAR, w.stage_end - w.now, -1)
     arrive = jnp.where(w.next_arrive < FAR, w.next_arrive - w.now, -1)
-    for i, value in enumerate((ends, arrive, w.used, w.cached)):
+    values = [ends, arrive, w.used, w.cached]
+    if w.has("open_next"):
+        values.append(jnp.where(w.open_next < FAR, w.open_next - w.now, -1))
+    for i, value in enumerate(values):
         shift = jnp.arange(max(1, value.size)).astype(jnp.uint64)[: value.size].reshape(value.shape)
         total = total + jnp.sum(_mix(_bits(value) + shift * jnp.uint64(7919) + jnp.uint64(2000 + i)))
     return lax.bitcast_convert_type(_mix(total), jnp.int64)

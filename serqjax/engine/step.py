@@ -105,7 +105,7 @@ def settle(w: Lane) -> None:
     w.pick(again, sweep=0)
     done = quiet & ~again
     if w.has("open_next"):
-        done = done & ~timed_lines.pass_over(w, done)
+        done = done & ~timed_lines.pass_over(w, done, clock.next_event(w)[0] > w.now)
     if w.plan.step_stages:
         w.pick(done, focus=STAGES, cursor=0)
         w.pick(w.run_ready & w.idle & nobody, run_ready=False)
