@@ -174,7 +174,8 @@ def spills(rng: Random, *, draws: bool = False, chain: bool = False) -> Json:
     session = [(S, work(tool, at(start))), (S, work(link, num(0.125))),
                (S, hold([(mem, at(u), None)], [(S, work(desk, at(w)))], at(u), at(u))), (S, work(tool, at(w))),
                (S, hold([(mem, call("Min", at(u), num(4)), None)], [(S, work(tool, at(w)))], num(rng.randint(0, 4)), at(u))),
-               *look(), (S, hold([(host, num(rng.randint(0, 2)), None), (disk, num(1), None)], second, None, at(u))),
+               *look(), (S, hold([(host, num(rng.randint(0, 2)), None)], second, None, at(u))),
+               (S, hold([(disk, num(rng.randint(0, 2)), None)], second, None, at(u))),
                (S, work(tool, num(grains(rng, 0, 3)))), (S, hold([(mem, at(u), None)], [(S, work(desk, at(w)))], at(u), at(u))),
                *look(), (S, see(done, ctx("Now")))]
     arrivals = rows(rng, start, (u, lambda: rng.randint(1, 8)), (w, lambda: rng.choice([0, 1, grains(rng, 0, 3)])), most=12)

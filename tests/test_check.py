@@ -612,7 +612,6 @@ def deep(depth: int) -> p.Program:
 
 UNSUPPORTED: list[tuple[p.Program, str, str]] = [
     (change(queue_program(), ("stages[0].kind", p.ProcessorSharing(ONE))), "$.stages[0].kind", "processor sharing"),
-    (change(engine_program(), ("pools[1].reserve_held", True)), "$.pools[1].reserve_held", "keep their reserve"),
     (change(queue_program(), ("stages[0].array", "c"), ("stages[0].index", 0),
             ("states[0].exit.stage", e.Member("c", e.Call("Floor", (attr("size"),))))), "$.states[0].exit.stage.index",
      "a computed member of `c[...]`"),
@@ -703,6 +702,7 @@ LISTED_PROGRAMS = (
     "det_preempt_decode det_preempt_decode_cached det_preempt_none det_preempt_prefill det_preempt_tail det_queue_by "
     "det_reqcap det_reserve det_self_preempt_stuck det_srpt flag_over_cap flag_rejected hold_engine hold_engine_cached "
     "trace_ordered_batch trace_ordered_poisson trace_random delay_inf md1 mg1_h2 mm1 mmc3 renewal_erlang renewal_drain "
+    "det_reserve_held grow_preempt nested_holds queue_every shrink spill_tier "
     "text_mm1 text_vllm vllm_single vllm_single_chunked vllm_multi vllm_multi_tight"
 ).split()
 
@@ -727,7 +727,9 @@ WRECKAGE = (
     e.Sample("Erlang", (attr("input"), ONE)), e.Call("Floor", (ONE, ONE)), e.PoolState("Used", "E"),
     e.StageState("BudgetLeft", "tool"), e.Price("E", ONE, ONE), e.Binary("Div", ONE, ZERO), e.Cond(NAN, ONE, ONE),
     e.Binary("Pow", e.Num(1e300), e.Num(1e300)), p.End(), p.Goto("turn"), p.Leave("turn"), p.Enter("request"),
-    p.Grow("kv", ONE, "end"), p.Turn(), p.Drop("kv"), p.Delay(), p.Fifo(ONE), p.NoArrival(), p.Closed(e.Num(3.0)),
+    p.Grow("kv", ONE, "end"), p.Turn(), p.Drop("kv"), p.Load("kv", ONE),
+    p.Shrink("kv", ONE, "end"), p.Release("kv", "end"), p.Lease(pool="kv", after_s=ONE),
+    p.Spill(to="kv", via="E", work=ONE, when=ONE), p.Delay(), p.Fifo(ONE), p.NoArrival(), p.Closed(e.Num(3.0)),
     p.Deadline(after=ONE, target="turn"), p.Order(tie="queued"), ((1.0,), (2.0,)),
 )  # fmt: skip
 

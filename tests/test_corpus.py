@@ -35,10 +35,17 @@ DETERMINISTIC = [
     "det_queue_by",
     "det_reqcap",
     "det_reserve",
+    "det_reserve_held",
     "det_self_preempt_stuck",
     "det_srpt",
+    "flag_growing_stalled",
     "flag_over_cap",
     "flag_rejected",
+    "grow_preempt",
+    "nested_holds",
+    "queue_every",
+    "shrink",
+    "spill_tier",
     "trace_ordered_batch",
 ]
 STOCHASTIC = [

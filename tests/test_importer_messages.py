@@ -62,10 +62,6 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "fork": (lambda d: insert(d, {"Fork": block_of(d)}), f"{SESSION}.Fork", "a fork"),
     "join": (inserted("Join"), f"{SESSION}.Join", "a join"),
     "choose": (inserted({"Choose": {"var": 9, "count": num(2), "key": [at(9)]}}), f"{SESSION}.Choose", "choose"),
-    "release": (inserted({"Release": ref(0)}), f"{SESSION}.Release", "release"),
-    "load": (inserted({"Load": [ref(0), num(1)]}), f"{SESSION}.Load", "load"),
-    "shrink": (inserted({"Shrink": [ref(0), num(1)]}), f"{SESSION}.Shrink", "shrink"),
-    "lease": (a_hold(lease=[ref(0), num(3)]), f"{SESSION}.Hold.lease", "a lease"),
     "prefix of a hold": (a_hold(prefix=[[num(1), num(2)]]), f"{SESSION}.Hold.prefix", "a shared prefix"),
     "prefix of a request": (
         lambda d: step(d)["request"].update(prefix=[[num(1), num(2)]]), f"{STEP}.request.prefix", "prefix"),
@@ -74,8 +70,6 @@ REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
     "poster": (a_run(poster=0), f"{SESSION}.Run.poster", "poster"),
     "also": (a_run(also=[ref(1)], share="MaxMin"), f"{SESSION}.Run.also", "several stages"),
     "share": (a_run(share="Bottleneck"), f"{SESSION}.Run.share", "shares stages"),
-    "spill": (lambda d: d["pools"][0].update(spill={"to": 1}), "$.pools[0].spill", "a spill"),
-    "queue_every": (lambda d: d["pools"][1].update(queue_every=3.0), "$.pools[1].queue_every", "queue every"),
     "leases": (lambda d: d["pools"][0].update(preempt={"Leases": {"keys": []}}), "$.pools[0].preempt.Leases", "leases"),
     "iteration": (lambda d: step(d).update(iteration=[{"Serve": {}}]), f"{STEP}.iteration", "iteration body"),
     "granule": (lambda d: step(d).update(granule=num(16)), f"{STEP}.granule", "a granule"),
@@ -119,6 +113,15 @@ WRONG: dict[str, tuple[Callable[[Json], Any], str, str]] = {
         "$.version", "IR version 13 cannot be read; this importer reads 14 and 12"),
     "no version": (lambda d: d.pop("version"), "$.version", "missing"),
     "version first": (lambda d: d.update(version="14", blocks=None), "$.version", '"14" cannot be read'),
+    "spill without a stage": (
+        lambda d: d["pools"][0].update(spill={"to": 1, "work": num(1), "when": num(1)}),
+        "$.pools[0].spill.via", "missing"),
+    "spill to nowhere": (
+        lambda d: d["pools"][0].update(spill={"to": 7, "via": 0, "work": num(1), "when": num(1)}),
+        "$.pools[0].spill.to", "index 7 is out of range"),
+    "queue_every": (
+        lambda d: d["pools"][1].update(queue_every=0.0), "$.pools[1].queue_every", "0.0 is not allowed"),
+    "lease of one part": (a_hold(lease=[ref(0)]), f"{SESSION}.Hold.lease", "2"),
     "negative cap": (
         lambda d: d["pools"][0].update(cap=-5.0),
         "$.pools[0].cap", '-5.0 is not allowed; need a number >= 0 or "inf"'),

@@ -39,6 +39,13 @@ def unsupported(program: Program) -> list[Problem]:
                 if pool.preempt is not None and pool.name not in engines:
                     what = f"leases of `{pool.name}`, a pool that preempts and is no engine's memory"
                     _refuse(problems, f"$.scopes[{i}].lease", f"scope `{scope.name}`", what)
+        taken = {member for take in scope.takes for member in index.pool_members(take.pool)}
+        for member in sorted(taken):
+            for tier in tiers_of(index, member):
+                if tier in taken:
+                    pool, below = program.pools[member].name, program.pools[tier].name
+                    what = f"a hold of `{pool}` and of `{below}`, into which it spills"
+                    _refuse(problems, f"$.scopes[{i}].takes", f"scope `{scope.name}`", what)
         depth = len(index.chain(scope.name))
         if depth > DEEPEST:
             what = f"{depth} scopes inside each other (at most {DEEPEST})"
@@ -79,6 +86,15 @@ def unsupported(program: Program) -> list[Problem]:
                 elif k > MOST_ERLANG:
                     _refuse(problems, path, where, f"an Erlang draw of {k} stages (at most {MOST_ERLANG})")
     return list(problems)
+
+
+def tiers_of(index: Index, pool: int) -> list[int]:
+    """The pools that units evicted from a pool may come to."""
+    found: list[int] = []
+    while (spill := index.program.pools[pool].spill) is not None:
+        pool = index.pools[spill.to]
+        found.append(pool)
+    return found
 
 
 def spills_on(index: Index, path: str) -> bool:
