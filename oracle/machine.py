@@ -339,7 +339,8 @@ class Machine:
     def work_for_nobody(self, stage: int, work: float) -> None:
         """A job that belongs to no session."""
         if work > 0.0:
-            self.stages[stage].enter(Job(None, "Plain", work, -1, self.now_tick))
+            job = Job(None, "Plain", work, -1, self.now_tick)  # type: ignore[arg-type]
+            self.stages[stage].enter(job)
 
     def withdraw(self, session: Session) -> None:
         """Leave the stage, the line or the growers."""

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One run of a session (None: of nobody) on a stage; `work` in seconds, on a step stage the tokens left."""
+    """One run of a session on a stage; `work` in seconds, on a step stage the tokens left.
 
-    session: Session | None
+    The job of a spill is nobody's: its `session` is None (`Machine.work_for_nobody`).
+    """
+
+    session: Session
     mode: str
     work: float
     then: int

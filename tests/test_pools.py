@@ -1,4 +1,4 @@
-"""Holds that reserve, are given back in part, lease, spill or wait for times of their own: reference, oracle, engine."""
+"""Holds that reserve, are given back in part, lease, spill, or wait for times of their own."""
 
 from __future__ import annotations
 
@@ -111,8 +111,11 @@ def test_a_lease_is_used_until_it_is_released() -> None:
 )
 def test_shrink_gives_whole_blocks_back(allocated: int, block: int | None, shrink: int, left: int) -> None:
     def session(b: Builder, pool: int, tool: int, seen: int) -> list[Json]:
-        body = [(S, {"Shrink": [ref(pool), of_pool(pool, num(shrink))]}), (S, see(seen, pool_state("Allocated", pool))),
-                (S, work(tool, num(1)))]
+        body = [
+            (S, {"Shrink": [ref(pool), of_pool(pool, num(shrink))]}),
+            (S, see(seen, pool_state("Allocated", pool))),
+            (S, work(tool, num(1))),
+        ]
         return [(S, hold([(pool, num(allocated), None)], body))]
 
     source = one_pool(session, cap=64.0, block=block)
@@ -179,7 +182,9 @@ def test_what_the_array_engine_does_not_run_is_named() -> None:
         source["pools"][0]["spill"]["work"] = pool_state("Used", 1)
 
     def both(source: Json) -> None:
-        takes = next(s["Hold"]["pools"] for s in source["blocks"][source["session"]] if isinstance(s, dict) and "Hold" in s)
+        takes = next(
+            s["Hold"]["pools"] for s in source["blocks"][source["session"]] if isinstance(s, dict) and "Hold" in s
+        )
         takes.append([ref(1), num(1), None])
 
     assert refused(lambda source: None) == []
@@ -191,7 +196,7 @@ def test_what_the_array_engine_does_not_run_is_named() -> None:
         found = refused(change)
         assert found and all(text in problem for problem in found), (text, found)
     lease = as_program(generate("leases", Random("leases/0")))
-    scopes = [msgspec.structs.replace(s, lease=ir.Lease("mem", ir.PoolState("Free", "mem"))) if s.lease else s
+    scopes = [msgspec.structs.replace(s, lease=ir.Lease(pool="mem", after_s=ir.PoolState("Free", "mem"))) if s.lease else s
               for s in lease.scopes]  # fmt: skip
     problems = unsupported(msgspec.structs.replace(lease, scopes=tuple(scopes)))
     assert problems and all("in the time of a lease" in problem.problem for problem in problems)

@@ -460,8 +460,9 @@ class Plan:
 
     def lease_left(self, state: State) -> Any:
         """The lease that the exit of a state leaves, if it closes a scope with one."""
-        closes = isinstance(state.exit, Leave) and state.scope is not None
-        return self.scopes[self.scope_index[state.scope]].scope.lease if closes else None
+        if not isinstance(state.exit, Leave) or state.scope is None:
+            return None
+        return self.scopes[self.scope_index[state.scope]].scope.lease
 
     @functools.cached_property
     def machine_draws(self) -> int:
