@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from generate import cost_dyadic, engine, explicit, grains, variant
+from generate import GRAIN, cost_dyadic, engine, explicit, grains, variant
 from ir14_builder import (
     CACHED,
     COMPUTED,
@@ -66,7 +66,7 @@ def held_reserves(rng: Random, *, preempt: Json) -> Json:
     look, done = looks(b, mem, slots), b.observe("done")
     inner = [(S, work(tool, at(w))), (S, {"Grow": [ref(mem), of_pool(mem, at(g))]}), *look(), (S, work(desk, at(w)))]
     outer = [
-        (S, work(tool, num(grains(rng, 0, 2)))),
+        (S, work(tool, num(grains(rng, GRAIN, 2)))),
         (S, {"Grow": [ref(mem), of_pool(mem, at(g))]}),
         (S, {"Shrink": [ref(mem), of_pool(mem, num(rng.randint(0, 5)))]}),
         *look(),
@@ -104,7 +104,7 @@ def give_parts(rng: Random, *, preempt: Json = "None", keyed: bool = False) -> J
         *look(),
         (S, work(desk, at(w))),
         (S, {"Release": ref(disk)}),
-        (S, work(tool, num(grains(rng, 0, 1)))),
+        (S, work(tool, num(grains(rng, GRAIN, 1)))),
     ]
     outer = [
         load,
@@ -112,7 +112,7 @@ def give_parts(rng: Random, *, preempt: Json = "None", keyed: bool = False) -> J
         (S, {"Shrink": [ref(mem), of_pool(mem, at(g))]}),
         *look(),
         (S, hold([(disk, at(g), None), (mem, num(rng.randint(1, 4)), None)], inner, at(u), num(rng.randint(0, 4)))),
-        (S, work(tool, num(grains(rng, 0, 2)))),
+        (S, work(tool, num(grains(rng, GRAIN, 2)))),
         (S, {"Release": ref(mem)}),
         *look(),
         (S, work(desk, at(w))),
@@ -151,7 +151,7 @@ def leases(rng: Random, *, draws: bool = False, infinite: bool = False) -> Json:
         hold([(slots, num(1), num(2)), (mem, at(u), None)], [(S, work(desk, at(w)))], at(u), at(u)), mem, after
     )
     second = hold([(mem, call("Min", at(u), num(3)), None)], [*look(), (S, work(tool, at(w)))], at(u), num(2))
-    second = leased(second, mem, {"Num": "inf"} if infinite else num(grains(rng, 0, 3)))
+    second = leased(second, mem, {"Num": "inf"} if infinite else num(grains(rng, GRAIN, 3)))
     session = [
         (S, work(tool, at(start))),
         (S, first),
@@ -159,10 +159,10 @@ def leases(rng: Random, *, draws: bool = False, infinite: bool = False) -> Json:
         (S, work(tool, at(w))),
         *look(),
         (S, {"Branch": [op("Lt", at(w), num(1)), Body([(S, {"Release": ref(mem)}), *look()]), Body()]}),
-        (S, work(tool, num(grains(rng, 0, 2)))),
+        (S, work(tool, num(grains(rng, GRAIN, 2)))),
         (S, second),
         *look(),
-        (S, work(tool, num(grains(rng, 0, 3)))),
+        (S, work(tool, num(grains(rng, GRAIN, 3)))),
         (S, {"Drop": ref(mem)}),
         (S, see(done, ctx("Now"))),
     ]
@@ -258,7 +258,7 @@ def spills(rng: Random, *, draws: bool = False, chain: bool = False) -> Json:
     when = op("Gt", add(ctx("Size"), mul(num(rng.choice([0, 1])), ctx("Age"))), num(rng.randint(0, 2)))
     if draws:
         when = draw("Bernoulli", rng.uniform(0.3, 0.9))
-    moved = add(num(grains(rng, 0, 0.5)), mul(num(rng.randint(0, 8) / 32), add(ctx("Size"), at(u))))
+    moved = add(num(grains(rng, GRAIN, 0.5)), mul(num(rng.randint(0, 8) / 32), add(ctx("Size"), at(u))))
     b.pools[mem]["spill"] = {
         "to": host,
         "via": link,
@@ -283,7 +283,7 @@ def spills(rng: Random, *, draws: bool = False, chain: bool = False) -> Json:
         *look(),
         (S, hold([(host, num(rng.randint(0, 2)), None)], second, None, at(u))),
         (S, hold([(disk, num(rng.randint(0, 2)), None)], second, None, at(u))),
-        (S, work(tool, num(grains(rng, 0, 3)))),
+        (S, work(tool, num(grains(rng, GRAIN, 3)))),
         (S, hold([(mem, at(u), None)], [(S, work(desk, at(w)))], at(u), at(u))),
         *look(),
         (S, see(done, ctx("Now"))),

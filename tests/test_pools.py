@@ -196,8 +196,8 @@ def test_what_the_array_engine_does_not_run_is_named() -> None:
         found = refused(change)
         assert found and all(text in problem for problem in found), (text, found)
     lease = as_program(generate("leases", Random("leases/0")))
-    scopes = [msgspec.structs.replace(s, lease=ir.Lease(pool="mem", after_s=ir.PoolState("Free", "mem"))) if s.lease else s
-              for s in lease.scopes]  # fmt: skip
+    reads = ir.Lease(pool="mem", after_s=ir.PoolState("Free", "mem"))
+    scopes = [msgspec.structs.replace(s, lease=reads) if s.lease else s for s in lease.scopes]
     problems = unsupported(msgspec.structs.replace(lease, scopes=tuple(scopes)))
     assert problems and all("in the time of a lease" in problem.problem for problem in problems)
     preempting = generate("leases", Random("leases/0"))
