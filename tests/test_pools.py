@@ -27,8 +27,8 @@ from serqjax.ir.structure import skeleton
 from serqjax.report.raw import Verdict
 
 #: Structures whose batch is compiled in every run of the tests; the others are marked slow.
-CORE = ["leases", "spills"]
-COUNT = 24
+CORE = ["leases"]
+COUNT = 16
 
 
 def programs_of(name: str, count: int) -> list[Json]:
