@@ -90,6 +90,14 @@ class Automaton:
             case ir.Drop(pool=pool):
                 index = compiler.resource(pool, machine.pool_index)
                 return lambda session, look: machine.pools[index(look)].drop(session.serial)
+            case ir.Load(pool=pool, units=units):
+                index, amount_of = compiler.resource(pool, machine.pool_index), compiler.expr(units)
+
+                def load(session: Session, look: Look) -> None:
+                    units = amount(amount_of(look))
+                    scopes.load(machine, session, index(look), units)
+
+                return load
             case ir.Require(test=test, problem=problem):
                 f = compiler.expr(test)
 
@@ -193,6 +201,25 @@ class Automaton:
                     return growth is scopes.Growth.done
 
                 return grow
+            case ir.Shrink(pool=pool, units=units, then=then):
+                place, f, target = compiler.resource(pool, machine.pool_index), compiler.expr(units), states[then]
+
+                def shrink(session: Session) -> bool:
+                    session.state = target
+                    units = amount(f(session.look))
+                    scopes.shrink(machine, session, place(session.look), units)
+                    return True
+
+                return shrink
+            case ir.Release(pool=pool, then=then):
+                place, target = compiler.resource(pool, machine.pool_index), states[then]
+
+                def release(session: Session) -> bool:
+                    session.state = target
+                    scopes.release(machine, session, place(session.look))
+                    return True
+
+                return release
             case ir.Leave(then=then):
                 target = states[then]
 

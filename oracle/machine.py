@@ -27,7 +27,7 @@ from .progress import Progress
 from .result import collect
 from .session import Session, Status
 from .sharing import Link, ProcessorSharing, Sharing, find_flow_rates
-from .stages import Delay, Fifo, Stage, is_stale
+from .stages import Delay, Fifo, Job, Stage, is_stale
 from .statistics import ActionTrace, Clients, Gaps, Samples, Signal
 from .streams import EVICT_SALT, MACHINE_SALT, TRACE_SALT, WORKLOAD, Stream, sub_seed
 from .support import require_supported
@@ -269,17 +269,31 @@ class Machine:
 
     def settle(self) -> None:
         """Finish everything that the instant allows; iterations start last."""
+        self.calm()
+        for pool in self.pools:
+            if pool.is_open and self.is_last():
+                pool.is_open = False
+                scopes.pass_over(self, pool)
+        for engine in self.engines:
+            if self.is_last() and engine.wants_to_start():
+                engine.start()
+        for sharing in self.sharings:
+            sharing.settle()
+        for pool in self.pools:
+            pool.open_next()
+        self.record()
+
+    def is_last(self) -> bool:
+        """Whether no event is left at this instant."""
+        return not self.heap or self.heap[0][0] > self.now_tick
+
+    def calm(self) -> None:
+        """Run who is ready and try all pools, until nobody is ready."""
         while True:
             self.run_ready()
             scopes.retry(self)
             if not self.ready:
                 break
-        for engine in self.engines:
-            if (not self.heap or self.heap[0][0] > self.now_tick) and engine.wants_to_start():
-                engine.start()
-        for sharing in self.sharings:
-            sharing.settle()
-        self.record()
 
     def record(self) -> None:
         now_tick = self.now_tick
@@ -364,6 +378,12 @@ class Machine:
             if session.status is Status.ready:
                 self.automaton.run(session)
 
+    def work_for_nobody(self, stage: int, work: float) -> None:
+        """A job that belongs to no session."""
+        if work > 0.0:
+            job = Job(None, "Plain", work, -1, self.now_tick, stages=(stage,), number=self.next_job())
+            self.stages[stage].take(job, 0.0)
+
     def withdraw(self, session: Session) -> None:
         """Leave the stage, the line or the growers; no deadline stands any more."""
         deadlines.disarm(self, session)
@@ -395,27 +415,36 @@ class Machine:
 
     def end_leg(self, leg: Session) -> None:
         """The leg is gone; a session that waits for it goes on when it was the last."""
-        self.close(leg)
-        leg.status = Status.ended
-        self.legs.remove(leg)
+        self.leg_goes(leg)
         root = leg.root
-        root.legs -= 1
         if root.status is Status.joining and not root.legs:
             self.make_ready(root)
+
+    def leg_goes(self, leg: Session) -> None:
+        """Its scopes are closed; its leases pass to its session, or end where that has gone before."""
+        self.close(leg)
+        if leg.root.status is Status.ended:
+            self.end_leases(leg)
+        else:
+            scopes.pass_leases(self, leg)
+        leg.status = Status.ended
+        self.legs.remove(leg)
+        leg.root.legs -= 1
 
     def reject(self, session: Session) -> None:
         """A refused hold ends the session; the legs that run go on without it. A refused leg ends with its session."""
         root = session.root
         if session is not root:
-            self.close(session)
-            session.status = Status.ended
-            self.legs.remove(session)
-            root.legs -= 1
+            self.leg_goes(session)
         if root.status is not Status.ended:
             self.end_session(root, rejected=True)
 
+    def end_leases(self, session: Session) -> None:
+        while session.leases:
+            scopes.end_lease(self, session.leases[0])
+
     def end_session(self, session: Session, *, rejected: bool = False) -> None:
-        """Its scopes are closed; its cache entries stay."""
+        """Its scopes are closed and its leases end; its cache entries stay."""
         if session.legs and not rejected:
             now_s = self.now_tick * self.tick_s
             raise RunError(
@@ -425,6 +454,7 @@ class Machine:
             session.request.rejected = session.request.open
         self.clients.respond(session)
         self.close(session)
+        self.end_leases(session)
         for pool in self.pools:
             if pool.pool.on_end == "free":
                 pool.drop(session.serial)

@@ -111,9 +111,10 @@ class Progress:
 def who_waits_for_each_other(machine: Machine) -> list[Session]:
     """The largest set of waiting and joining sessions that only members of it could let go on.
 
-    What a waiting one lacks room in is held by members alone; the live legs of a joining one are all members. One that
-    lacks no room, and only stands behind others in its line, is no member.
+    What a waiting one lacks room in is held by members alone, and nothing of it is leased for a time; the live legs of
+    a joining one are all members. One that lacks no room, and only stands behind others in its line, is no member.
     """
+    expiring = {held.pool for s in (*machine.live.values(), *machine.legs) for held in s.leases if held.expires}
     needs: dict[Session, set[Session]] = {}  # whom a session waits for
     for s in (*machine.live.values(), *machine.legs):
         if s.status is Status.joining:
@@ -122,7 +123,7 @@ def who_waits_for_each_other(machine: Machine) -> list[Session]:
             trial = attempt(machine, s.waiting)
             pools = [machine.pools[place] for place in s.waiting.pools]
             lacks = [p for p, need in zip(pools, trial.needs) if not p.fits(p.up(need))]
-            if lacks:
+            if lacks and not any(pool.index in expiring for pool in lacks):
                 needs[s] = {holder for pool in lacks for holder in pool.distinct}
     while any(not others <= needs.keys() for others in needs.values()):
         needs = {s: others for s, others in needs.items() if others <= needs.keys()}
@@ -174,8 +175,9 @@ def decisive_attributes(program: Program) -> set[str] | None:
     decisions = [
         *program.pools,
         *program.stages,
-        *[(scope.takes, scope.reuse) for scope in program.scopes],
-        *[(state.exit, [op for op in state.ops if isinstance(op, ir.Drop | ir.Require)]) for state in program.states],
+        *[(scope.takes, scope.reuse, scope.lease) for scope in program.scopes],
+        *[state.exit for state in program.states],
+        *[op for state in program.states for op in state.ops if isinstance(op, ir.Drop | ir.Load | ir.Require)],
     ]
     read = {n.name for part in decisions for n in _nodes(part) if isinstance(n, expr.Attr)}
     pending = list(read)
@@ -213,8 +215,9 @@ def signature(machine: Machine, slots: list[int]) -> tuple:
         job = None if s.job is None else (s.job.stages, s.job.mode, s.job.work, s.job.rate)
         attrs = tuple(s.attrs[i] for i in slots)
         deadline = None if s.deadline is None else s.deadline[0] - now_tick
+        leases = tuple((held.pool, held.alloc, held.computed) for held in s.leases)
         where = (s.serial, s.leg, s.legs, s.state, s.status.value)
-        sessions.append((*where, attrs, scopes, job, s.growing_pool, deadline))
+        sessions.append((*where, attrs, scopes, leases, job, s.growing_pool, deadline))
     pools = []
     for pool in machine.pools:
         entries = sorted(pool.entries.values(), key=lambda e: (e.last_tick, e.released))

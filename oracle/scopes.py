@@ -17,7 +17,7 @@ from serqjax.report.raw import Action
 from .blocks import Block
 from .expressions import EPS, Function, Look, RunError, amount
 from .pools import Grower, Pool
-from .session import Hold, OpenScope, Session, Status, Waiting
+from .session import Hold, Leased, OpenScope, Session, Status, Waiting
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -56,6 +56,8 @@ class Scope:
             None if isinstance(take.oversize, str) else compiler.expr(take.oversize) for take in scope.takes
         ]
         self.reuse = compiler.optional(scope.reuse)
+        self.leased = -1 if scope.lease is None else [take.pool for take in scope.takes].index(scope.lease.pool)
+        self.lease_after_s = None if scope.lease is None else compiler.expr(scope.lease.after_s)
 
 
 # ---------------------------------------------------------------- joining the line
@@ -126,7 +128,23 @@ def attempt(machine: Machine, waiting: Waiting) -> Trial:
 
 def admit_next(machine: Machine, pool: Pool) -> bool:
     """Admit the selected hold of a line if it fits; nobody behind it is tried."""
-    waiting = pool.select()
+    return admit_if_it_fits(machine, pool, pool.select())
+
+
+def pass_over(machine: Machine, pool: Pool) -> None:
+    """A line that is admitted at times of its own: everybody who waits is tried once, in its order.
+
+    After each admission everything else that the instant allows happens first.
+    """
+    left = pool.line.copy()
+    while left := [waiting for waiting in left if waiting in pool.line]:
+        waiting = pool.select([other for other in pool.line if other not in left])
+        left.remove(waiting)
+        if admit_if_it_fits(machine, pool, waiting):
+            machine.calm()
+
+
+def admit_if_it_fits(machine: Machine, pool: Pool, waiting: Waiting) -> bool:
     trial = attempt(machine, waiting)
     pools = [machine.pools[place] for place in waiting.pools]
     for p, need, hits in zip(pools, trial.needs, trial.hits):
@@ -160,7 +178,7 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
         most_own = max(most_own, own)
         pool.add_holder(session)
         pool.totals.admissions += 1
-        opened.holds.append(Hold(place, take, alloc, pos=own, reserved=pool.up(need), held=held))
+        opened.holds.append(Hold(place, take, alloc, pos=own, reserved=pool.up(need), own=own, held=held))
         machine.act(Action.admit, session.serial, place, alloc)
     machine.set_attr(session, "cached", most_own)
     session.adm = machine.next_admission()
@@ -176,9 +194,11 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
 
 
 def retry(machine: Machine) -> None:
-    """Every pool in index order: growers, then admissions (a line that a stage admits waits for it)."""
+    """Every pool in index order: growers, then admissions (other lines wait for their stage or their time)."""
     for pool in machine.pools:
         retry_growers(machine, pool)
+        if pool.every_tick:
+            continue
         if pool.admit_via is None:
             while pool.line and admit_next(machine, pool):
                 pass
@@ -188,8 +208,8 @@ def retry(machine: Machine) -> None:
 
 
 def leave(machine: Machine, session: Session) -> None:
-    """The innermost scope ends normally; then every line is tried."""
-    opened = give_back(machine, session, finished=True)
+    """The innermost scope ends normally, and leaves a lease if it declares one; then every line is tried."""
+    opened = give_back(machine, session, finished=True, leases=True)
     for hold in opened.holds:
         session.preempted_at.pop(hold.pool, None)
         session.alone_in.discard(hold.pool)
@@ -197,45 +217,159 @@ def leave(machine: Machine, session: Session) -> None:
     retry(machine)
 
 
-def give_back(machine: Machine, session: Session, *, finished: bool) -> OpenScope:
-    """Every pool of the innermost scope in order: its units are released, then what `keep` says is cached.
-
-    At most what was computed is kept, in whole blocks: after a preemption the position, at other
-    ends the allocation where no run has advanced the hold.
-    """
+def give_back(machine: Machine, session: Session, *, finished: bool, leases: bool = False) -> OpenScope:
+    """Every pool of the innermost scope in order: its units are released (`leases`: or leased, as the scope says)."""
     opened = session.scopes[-1]
+    opened.closing = True
     scope = machine.scopes[opened.scope]
     for hold in opened.holds:
-        pool = machine.pools[hold.pool]
-        released, hold.alloc = hold.alloc, 0.0
-        if hold.held is None:
-            pool.used -= released
-            pool.remove_holder(session)
-            machine.act(Action.release, session.serial, hold.pool, released)
-        kept, keep = 0.0, scope.keep[hold.take]
-        if keep is not None:
-            ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
-            value = keep(Look(session.attrs, session.stream, session, ctx))
-            want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
-            computed = hold.pos if opened.grown or not finished else released
-            if pool.blocks is not None and hold.held is not None:  # as far as it was planned, if not computed
-                computed = max(computed, hold.held.named * pool.blocks.size)
-            kept = pool.down(min(want, computed))
-        if pool.blocks is not None and hold.held is not None:
-            kept = pool.blocks.give_back(hold.held, kept)
-            hold.held = None
-            pool.remove_holder(session)
-            machine.act(Action.release, session.serial, hold.pool, released)
-            if kept > 0.0:
-                machine.act(Action.cache, session.serial, hold.pool, kept)
-            continue
-        if pool.pool.uncached == "in_order" and released > kept:
-            pool.add_dead(released - kept, session.attrs)
-        if kept > 0.0:
-            pool.keep(session, kept)
-            machine.act(Action.cache, session.serial, hold.pool, kept)
+        computed = hold.pos if opened.grown or not finished else hold.alloc
+        if leases and hold.take == scope.leased:
+            lease(machine, session, opened, hold, computed)
+        else:
+            release_hold(machine, session, opened.scope, hold, computed, finished=finished)
     session.scopes.pop()
     return opened
+
+
+def release_hold(
+    machine: Machine, session: Session, scope: int, hold: Hold, computed: float, *, finished: bool
+) -> None:
+    released, hold.alloc = hold.alloc, 0.0
+    keep = machine.scopes[scope].keep[hold.take]
+    ctx = {"Finished": float(finished), "HoldPosition": hold.pos}
+    look = Look(session.attrs, session.stream, session, ctx)
+    if hold.held is None:
+        release_units(machine, session, hold.pool, released, keep, look, computed, hold.own)
+    else:
+        release_blocks(machine, session, hold, released, keep, look, computed)
+
+
+def units_kept(pool: Pool, keep: Function | None, look: Look, computed: float) -> float:
+    """What `keep` says stays cached: at most what was computed, in whole blocks."""
+    if keep is None:
+        return 0.0
+    value = keep(look)
+    want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
+    return pool.down(min(want, computed))
+
+
+def release_blocks(
+    machine: Machine, session: Session, hold: Hold, released: float, keep: Function | None, look: Look, computed: float
+) -> None:
+    """Blocks shared by content go back: as far as they were planned, if they are not computed."""
+    pool = machine.pools[hold.pool]
+    assert pool.blocks is not None and hold.held is not None
+    kept = units_kept(pool, keep, look, max(computed, hold.held.named * pool.blocks.size))
+    kept = pool.blocks.give_back(hold.held, kept)
+    hold.held = None
+    pool.remove_holder(session)
+    machine.act(Action.release, session.serial, hold.pool, released)
+    if kept > 0.0:
+        machine.act(Action.cache, session.serial, hold.pool, kept)
+
+
+def release_units(
+    machine: Machine, session: Session, place: int, released: float, keep: Function | None, look: Look, computed: float,
+    own: float,
+) -> None:  # fmt: skip
+    """Units go back to their pool; what `keep` says stays cached."""
+    pool = machine.pools[place]
+    pool.used -= released
+    pool.remove_holder(session)
+    machine.act(Action.release, session.serial, place, released)
+    session.found = place, own
+    kept = units_kept(pool, keep, look, computed)
+    session.found = -1, 0.0
+    if pool.pool.uncached == "in_order" and released > kept:
+        pool.add_dead(released - kept, look.attrs)
+    if kept > 0.0:
+        pool.keep(session.serial, kept, look.attrs)
+        for held in (*(hold for opened in session.scopes for hold in opened.holds), *session.leases):
+            held.own = held.own if held.pool != place else 0.0
+        machine.act(Action.cache, session.serial, place, kept)
+
+
+# ---------------------------------------------------------------- giving back in part, and leases
+
+
+def release(machine: Machine, session: Session, place: int) -> None:
+    """The innermost hold of a pool gives back now; without one the oldest lease ends; then every line is tried."""
+    for opened in reversed(session.scopes):
+        for hold in opened.holds:
+            if hold.pool == place:
+                computed = hold.pos if opened.grown else hold.alloc
+                opened.holds.remove(hold)
+                release_hold(machine, session, opened.scope, hold, computed, finished=True)
+                retry(machine)
+                return
+    for held in session.leases:
+        if held.pool == place:
+            end_lease(machine, held)
+            break
+    retry(machine)
+
+
+def shrink(machine: Machine, session: Session, place: int, units: float) -> None:
+    """The innermost hold gives whole blocks back, never what is computed; then every line is tried."""
+    pool, hold = machine.pools[place], session.hold_of(place)
+    if hold is None:
+        raise RunError(f"the session holds no {pool.pool.name}")
+    stays = min(hold.alloc, max(pool.up(max(hold.alloc - units, 0.0)), pool.up(hold.pos)))
+    less, hold.alloc = hold.alloc - stays, stays
+    hold.reserved -= less
+    pool.used -= less
+    if less > 0.0:
+        machine.act(Action.release, session.serial, place, less)
+    retry(machine)
+
+
+def load(machine: Machine, session: Session, place: int, units: float) -> None:
+    """`units` more of the innermost hold are computed, without a run."""
+    pool, hold = machine.pools[place], session.hold_of(place)
+    if hold is None:
+        raise RunError(f"the session holds no {pool.pool.name}")
+    session.advance(place, units)
+    if hold.pos > hold.alloc + EPS:
+        raise RunError(f"load of {units:g} units passes the {hold.alloc:g} allocated in {pool.pool.name}")
+
+
+def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float) -> None:
+    """The hold's units stay with the session, without a hold, until a `Release`, their time or its end."""
+    after_s = machine.scopes[opened.scope].lease_after_s
+    assert after_s is not None
+    span_s = amount(after_s(session.look))
+    expires = span_s < float("inf")
+    held = Leased(session, hold.pool, opened.scope, hold.take, hold.alloc, computed, hold.own, session.look, expires)
+    session.leases.append(held)
+    hold.alloc = 0.0
+    if expires:
+        machine.push(machine.now_tick + machine.ticks(span_s), lambda held: expire(machine, held), held)
+
+
+def expire(machine: Machine, held: Leased) -> None:
+    if held.present:
+        end_lease(machine, held)
+        retry(machine)
+
+
+def pass_leases(machine: Machine, leg: Session) -> None:
+    """A leg's leases are its session's from now on; they expire when they would have."""
+    for held in leg.leases:
+        held.session = leg.root
+        machine.pools[held.pool].replace_holder(leg, leg.root)
+    leg.root.leases += leg.leases
+    leg.leases = []
+
+
+def end_lease(machine: Machine, held: Leased) -> None:
+    session = held.session
+    held.present = False
+    session.leases.remove(held)
+    keep = machine.scopes[held.scope].keep[held.take]
+    ctx = {"Finished": 1.0, "HoldPosition": held.computed}
+    look = Look(held.look.attrs, held.look.stream, session, ctx)
+    release_units(machine, session, held.pool, held.alloc, keep, look, held.computed, held.own)
 
 
 # ---------------------------------------------------------------- growth
@@ -251,7 +385,7 @@ def grow(machine: Machine, session: Session, place: int, units: float, job: Job 
         need = pool.up(hold.alloc + units) - hold.alloc
         if need <= 0.0:
             return Growth.done
-        if pool.fits(need, besides=session):
+        if pool.fits(need, besides=hold):
             take_more(machine, session, pool, hold, need)
             return Growth.done
         victim = None if pool.victim_key is None else select_victim(machine, pool)
@@ -285,7 +419,7 @@ def retry_growers(machine: Machine, pool: Pool) -> None:
         hold = session.hold_of(pool.index)
         assert hold is not None
         need = pool.up(hold.alloc + grower.units) - hold.alloc
-        if not pool.fits(need, besides=session):
+        if not pool.fits(need, besides=hold):
             return
         pool.growers.pop(0)
         take_more(machine, session, pool, hold, need)

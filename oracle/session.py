@@ -31,7 +31,8 @@ class Status(Enum):
 class Hold:
     """What a scope has of one pool: `alloc` units, of which `pos` tokens are computed.
 
-    `pos` starts at the units consumed from the own cache entry.
+    `pos` starts at the units consumed from the own cache entry. `own`: these units, until the session caches something
+    in the pool again; a `keep` that reads `CachedIn` of the pool being given back finds them there.
     """
 
     pool: int
@@ -39,18 +40,43 @@ class Hold:
     alloc: float
     pos: float
     reserved: float
+    own: float = 0.0
     held: Held | None = None  # its blocks, in a pool that shares them by content
 
 
 @dataclass(slots=True)
 class OpenScope:
     """`entered`: the state whose `Enter` opened it. `grown`: a run advanced one of the holds, so that `pos`, not
-    `alloc`, says what was computed."""
+    `alloc`, says what was computed. `closing`: its holds are being given back, one after the other; its session holds
+    none of them any more."""
 
     scope: int
     holds: list[Hold]
     grown: bool = False
     entered: int = -1
+    closing: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Leased:
+    """Units of a pool that a scope has left with its session, for a time if it `expires`. `computed`: what of them may
+    stay cached; `look`: of the session that held them; `present` until it ends."""
+
+    session: Session
+    pool: int
+    scope: int
+    take: int
+    alloc: float
+    computed: float
+    own: float
+    look: Look
+    expires: bool
+    present: bool = True
+
+    @property
+    def stale(self) -> bool:
+        """Whether nothing happens at what is scheduled for it."""
+        return not self.present
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +145,8 @@ class Session:
     forks: int = 0  # legs made
     legs: int = 0  # legs live
     scopes: list[OpenScope] = field(default_factory=list)
+    leases: list[Leased] = field(default_factory=list)  # oldest first
+    found: tuple[int, float] = (-1, 0.0)  # pool being given back, and the units consumed from its cache (`Hold.own`)
     adm: float = math.inf
     waiting: Waiting | None = None
     job: Job | None = None
@@ -171,8 +199,16 @@ class Session:
         """Units of a pool in all open holds."""
         return sum(hold.alloc for scope in self.scopes for hold in scope.holds if hold.pool == pool)
 
-    def reserved(self, pool: int) -> float:
-        """Units of a pool reserved and not yet allocated, over all open holds."""
-        return sum(
-            max(hold.reserved - hold.alloc, 0.0) for scope in self.scopes for hold in scope.holds if hold.pool == pool
-        )
+    def leased(self, pool: int) -> float:
+        """Units of a pool in all leases."""
+        return sum(lease.alloc for lease in self.leases if lease.pool == pool)
+
+    def allocated(self, pool: int) -> float:
+        """Units of a pool in all open holds and leases, as the session itself sees it; -0 without any."""
+        holds = [hold for scope in self.scopes if not scope.closing for hold in scope.holds if hold.pool == pool]
+        return sum([hold.alloc for hold in holds] + [x.alloc for x in self.leases if x.pool == pool], -0.0)
+
+    def reserved(self, pool: int, besides: Hold | None = None) -> float:
+        """Units of a pool reserved and not yet allocated, over all open holds (but for `besides`)."""
+        holds = (hold for scope in self.scopes for hold in scope.holds)
+        return sum(max(h.reserved - h.alloc, 0.0) for h in holds if h.pool == pool and h is not besides)

@@ -30,10 +30,11 @@ class Job:
     """One run of a session on a stage; `work` in seconds, on a step stage the tokens left.
 
     `stages`: places of all stages that it holds, the run's own first. `number` counts the jobs of the machine.
-    `lagging`: its latency has not passed. `rate`: of what is left, where it shares a capacity.
+    `lagging`: its latency has not passed. `rate`: of what is left, where it shares a capacity. The job of a spill is
+    nobody's (`Machine.work_for_nobody`).
     """
 
-    session: Session
+    session: Session | None
     mode: str
     work: float
     then: int
@@ -217,9 +218,10 @@ class Stage:
         for stage in self.stages_of(job):
             stage.count(job)
         job.present = False
-        job.session.job = None
-        job.session.state = job.then
-        self.machine.make_ready(job.session)
+        if job.session is not None:
+            job.session.job = None
+            job.session.state = job.then
+            self.machine.make_ready(job.session)
 
     def count(self, job: Job) -> None:
         machine, now_tick = self.machine, self.machine.now_tick

@@ -104,6 +104,9 @@ class HoldScope:
         self.reuse = None if cache is None or spec.get("reuse") is None else read(spec["reuse"])
         self.oversize = [self.measured(row, u, r) for row, u, r in zip(spec["pools"], self.units, self.reserve)]
         self.request = request
+        lease = spec.get("lease")
+        self.leased = -1 if lease is None else [row[0] for row in spec["pools"]].index(lease[0])
+        self.lease_after_s = None if lease is None else read(lease[1])
 
     @staticmethod
     def measured(row: Json, units: Function, reserve: Function | None) -> Function | None:
@@ -239,6 +242,20 @@ class Blocks:
         if tag == "Drop":
             top.at += 1
             machine.pools[self.place(payload)(session.look)].drop(session.serial)
+            return True
+        if tag == "Load":
+            top.at += 1
+            units = amount(self.expression(payload[1])(session.look))
+            scopes.load(machine, session, self.place(payload[0])(session.look), units)
+            return True
+        if tag == "Shrink":
+            top.at += 1
+            units = amount(self.expression(payload[1])(session.look))
+            scopes.shrink(machine, session, self.place(payload[0])(session.look), units)
+            return True
+        if tag == "Release":
+            top.at += 1
+            scopes.release(machine, session, self.place(payload)(session.look))
             return True
         if tag == "Branch":
             test = guard(self.expression(payload[0])(session.look), "the branch")

@@ -610,7 +610,6 @@ def deep(depth: int) -> p.Program:
 
 
 UNSUPPORTED: list[tuple[p.Program, str, str]] = [
-    (change(engine_program(), ("pools[1].reserve_held", True)), "$.pools[1].reserve_held", "keep their reserve"),
     (change(queue_program(), ("states[0].ops[0]", p.Choose("size", attr("size"), (ONE,)))),
      "$.states[0].ops[0].count", "a computed count of a choice whose keys index no array"),
     (change(queue_program(), ("states[0].ops[0]", p.Choose("size", attr("size"), (e.Sample("Exp", (ONE,)),)))),
@@ -697,6 +696,7 @@ LISTED_PROGRAMS = (
     "det_preempt_decode det_preempt_decode_cached det_preempt_none det_preempt_prefill det_preempt_tail det_queue_by "
     "det_reqcap det_reserve det_self_preempt_stuck det_srpt flag_over_cap flag_rejected hold_engine hold_engine_cached "
     "trace_ordered_batch trace_ordered_poisson trace_random delay_inf md1 mg1_h2 mm1 mmc3 renewal_erlang renewal_drain "
+    "det_reserve_held grow_preempt nested_holds queue_every shrink spill_tier "
     "text_mm1 text_vllm vllm_single vllm_single_chunked vllm_multi vllm_multi_tight"
 ).split()
 
@@ -722,8 +722,9 @@ WRECKAGE = (
     e.StageState("BudgetLeft", "tool"), e.Price("E", ONE, ONE), e.Binary("Div", ONE, ZERO), e.Cond(NAN, ONE, ONE),
     e.Binary("Pow", e.Num(1e300), e.Num(1e300)), p.End(), p.Goto("turn"), p.Leave("turn"), p.Enter("request"),
     p.Grow("kv", ONE, "end"), p.Fork("turn", "end"), p.Join("end"), p.EndLeg(), p.Turn(),
-    p.Choose("input", ONE, (attr("input"),)), p.Choose("input", e.Inf(), (NAN,)),
-    p.Drop("kv"), p.Delay(), p.Fifo(ONE), p.NoArrival(), p.Closed(e.Num(3.0)),
+    p.Choose("input", ONE, (attr("input"),)), p.Choose("input", e.Inf(), (NAN,)), p.Drop("kv"), p.Load("kv", ONE),
+    p.Shrink("kv", ONE, "end"), p.Release("kv", "end"), p.Lease(pool="kv", after_s=ONE),
+    p.Spill(to="kv", via="E", work=ONE, when=ONE), p.Delay(), p.Fifo(ONE), p.NoArrival(), p.Closed(e.Num(3.0)),
     p.Deadline(after=ONE, target="turn"), p.Order(tie="queued"), ((1.0,), (2.0,)),
 )  # fmt: skip
 

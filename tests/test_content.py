@@ -47,7 +47,7 @@ def program_of(requests: list[Request], version: str, **flags: int) -> Program:
         ) if pool.sharing == "content" else pool
         for pool in program.pools
     )  # fmt: skip
-    values = tuple((row[0], float(r.group), float(r.prefix)) for row, r in zip(program.arrival.values, requests))
+    values = tuple((*row[:-2], float(r.group), float(r.prefix)) for row, r in zip(program.arrival.values, requests))
     arrival = msgspec.structs.replace(program.arrival, values=values, contents=tuple(r.ids for r in requests))
     program = msgspec.structs.replace(program, pools=pools, arrival=arrival)
     sq.check(program)

@@ -40,6 +40,7 @@ DETERMINISTIC = [
     "det_register",
     "det_reqcap",
     "det_reserve",
+    "det_reserve_held",
     "det_self_preempt_stuck",
     "det_srpt",
     "flag_idle",
@@ -47,6 +48,10 @@ DETERMINISTIC = [
     "flag_over_cap",
     "flag_rejected",
     "grow_preempt",
+    "nested_holds",
+    "queue_every",
+    "shrink",
+    "spill_tier",
     "trace_ordered_batch",
 ]
 STOCHASTIC = [

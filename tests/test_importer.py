@@ -92,6 +92,7 @@ CORPUS = [
     "det_over_reuse", "det_preempt_decode", "det_preempt_decode_cached", "det_preempt_none", "det_preempt_prefill",
     "det_preempt_tail", "det_queue_by", "det_reqcap", "det_reserve", "det_reserve_held", "det_self_preempt_stuck",
     "det_srpt", "flag_over_cap", "flag_rejected", "flag_growing_stalled", "grow_preempt", "nested_holds",
+    "shrink", "spill_tier", "queue_every",
     "renewal_drain", "trace_ordered_batch", "trace_ordered_poisson", "trace_random", "flows_maxmin",
 ]  # fmt: skip
 SLOW_CORPUS = ["hold_engine", "hold_engine_cached", "text_vllm", "vllm_single_chunked", "vllm_multi_tight", "mg1_h2"]

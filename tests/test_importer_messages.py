@@ -59,18 +59,12 @@ def a_run(**fields: Json) -> Callable[[Json], None]:
 SESSION, STEP = "$.blocks[3][0]", "$.stages[0].kind.Step"
 SEEN = f"{SESSION}.Observe[1]"
 REFUSED: dict[str, tuple[Callable[[Json], Any], str, str]] = {
-    "release": (inserted({"Release": ref(0)}), f"{SESSION}.Release", "release"),
-    "load": (inserted({"Load": [ref(0), num(1)]}), f"{SESSION}.Load", "load"),
-    "shrink": (inserted({"Shrink": [ref(0), num(1)]}), f"{SESSION}.Shrink", "shrink"),
-    "lease": (a_hold(lease=[ref(0), num(3)]), f"{SESSION}.Hold.lease", "a lease"),
     "prefix of a hold": (
         a_hold(prefix=[[num(1), num(2)]]), f"{SESSION}.Hold.prefix[0][1]", "a shared prefix that ends"),
     "prefix of a request": (
         lambda d: step(d)["request"].update(prefix=[[num(1), num(2)]]), f"{STEP}.request.prefix[0][1]", "that ends"),
     "connector": (lambda d: step(d).update(connector={"loaded": 0}), f"{STEP}.connector", "connector"),
     "poster": (a_run(poster=0), f"{SESSION}.Run.poster", "poster"),
-    "spill": (lambda d: d["pools"][0].update(spill={"to": 1}), "$.pools[0].spill", "a spill"),
-    "queue_every": (lambda d: d["pools"][1].update(queue_every=3.0), "$.pools[1].queue_every", "queue every"),
     "leases": (lambda d: d["pools"][0].update(preempt={"Leases": {"keys": []}}), "$.pools[0].preempt.Leases", "leases"),
     "aggregate": (lambda d: step(d).update(cost={"Agg": ["Count", 0]}), f"{STEP}.cost.Agg", "aggregate"),
     "loaded": (
@@ -100,6 +94,15 @@ WRONG: dict[str, tuple[Callable[[Json], Any], str, str]] = {
         "$.version", "IR version 13 cannot be read; this importer reads 14 and 12"),
     "no version": (lambda d: d.pop("version"), "$.version", "missing"),
     "version first": (lambda d: d.update(version="14", blocks=None), "$.version", '"14" cannot be read'),
+    "spill without a stage": (
+        lambda d: d["pools"][0].update(spill={"to": 1, "work": num(1), "when": num(1)}),
+        "$.pools[0].spill.via", "missing"),
+    "spill to nowhere": (
+        lambda d: d["pools"][0].update(spill={"to": 7, "via": 0, "work": num(1), "when": num(1)}),
+        "$.pools[0].spill.to", "index 7 is out of range"),
+    "queue_every": (
+        lambda d: d["pools"][1].update(queue_every=0.0), "$.pools[1].queue_every", "0.0 is not allowed"),
+    "lease of one part": (a_hold(lease=[ref(0)]), f"{SESSION}.Hold.lease", "2"),
     "negative cap": (
         lambda d: d["pools"][0].update(cap=-5.0),
         "$.pools[0].cap", '-5.0 is not allowed; need a number >= 0 or "inf"'),

@@ -102,10 +102,14 @@ def expressions() -> st.SearchStrategy:
     return st.recursive(LEAVES, larger, max_leaves=3)
 
 
+#: Nodes that a number may be.
+PLAIN = {ir.Num: FLOATS.map(ir.Num), ir.Param: st.builds(ir.Param, NAMES), ir.Inf: st.just(ir.Inf())}
+
+
 @functools.cache
 def structs(kind: type) -> st.SearchStrategy:
     if issubclass(kind, NODES):
-        return expressions().filter(lambda e: isinstance(e, kind)) if kind is not ir.Num else FLOATS.map(ir.Num)
+        return PLAIN[kind] if kind in PLAIN else expressions().filter(lambda e: isinstance(e, kind))
     hints = typing.get_type_hints(kind)
     deep = ("then", "orelse") if kind is ir.If else ()  # commands inside commands
     fields = {f: strategy_of(hints[f]) for f in kind.__struct_fields__ if f not in deep}

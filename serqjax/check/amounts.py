@@ -15,10 +15,12 @@ from ..ir.program import (
     Fifo,
     Grow,
     Listed,
+    Load,
     Poisson,
     Renewal,
     Require,
     Run,
+    Shrink,
     Step,
 )
 from .index import Index, Problems, spell
@@ -76,6 +78,15 @@ def _check_pools(index: Index, problems: Problems) -> None:
         if block is not None and not (block >= 1 and _is_whole(block)):
             text = f"{owner}: the block is {block:g}"
             problems.add(f"{here}.block", text, "a block is a whole number of units, 1 or more; null for none")
+        every = index.number(pool.queue_every)
+        if every is not None and not 0 < every < math.inf:
+            text = f"{owner}: its line is admitted every {every:g} seconds"
+            problems.add(f"{here}.queue_every", text, "need a finite time above 0; null for every instant")
+        if pool.spill is not None:
+            work = constant(index, pool.spill.work)
+            if work is not None and not 0 <= work < math.inf:
+                text = f"{owner}: the work of a spill is {work:g}"
+                problems.add(f"{here}.spill.work", text, "work is a finite number, 0 or more")
 
 
 def _check_stages(index: Index, problems: Problems) -> None:
@@ -129,6 +140,10 @@ def _check_takes(index: Index, problems: Problems) -> None:
         reuse = constant(index, scope.reuse)
         if reuse is not None and not reuse >= 0:
             problems.add(f"$.scopes[{i}].reuse", f"{owner}: reuses {reuse:g} units", "need 0 or more")
+        after = None if scope.lease is None else constant(index, scope.lease.after_s)
+        if after is not None and not after >= 0:
+            text = f"{owner}: leases for {after:g} seconds"
+            problems.add(f"$.scopes[{i}].lease.after_s", text, "a time is 0 or more; infinite for no end")
         for j, take in enumerate(scope.takes):
             here = f"$.scopes[{i}].takes[{j}]"
             members = index.pool_members(take.pool)
@@ -204,6 +219,8 @@ def _check_states(index: Index, problems: Problems) -> None:
                 problems.add(f"{here}.units", text, "an amount is a number, 0 or more")
             members = index.pool_members(exit_.pool)
             _check_fit(index, problems, owner, here, exit_.pool, members, ("units", exit_.units))
+        elif isinstance(exit_, Shrink):
+            _check_units(index, problems, f"{here}.units", f"{owner}: shrinks `{spell(exit_.pool)}`", exit_.units)
         elif isinstance(exit_, Branch):
             _check_test(index, problems, f"{here}.test", f"{owner}: the test", exit_.test)
         deadline = getattr(exit_, "deadline", None)
@@ -212,9 +229,18 @@ def _check_states(index: Index, problems: Problems) -> None:
             text = f"{owner}: the deadline is after {after:g} seconds"
             problems.add(f"{here}.deadline.after", text, "a deadline is after a positive time")
         for j, op in enumerate(state.ops):
+            if isinstance(op, Load):
+                at = f"$.states[{i}].ops[{j}].units"
+                _check_units(index, problems, at, f"{owner}: loads `{spell(op.pool)}`", op.units)
             if isinstance(op, Require) and constant(index, op.test) == 0:
                 text = f"{owner}: requires what is never true ({op.problem})"
                 problems.add(f"$.states[{i}].ops[{j}].test", text, "remove the state or correct the test")
+
+
+def _check_units(index: Index, problems: Problems, path: str, does: str, units: Expr) -> None:
+    value = constant(index, units)
+    if value is not None and not value >= 0:
+        problems.add(path, f"{does} by {value:g} units", "an amount is a number, 0 or more")
 
 
 def _check_test(index: Index, problems: Problems, path: str, where: str, test: Expr) -> None:

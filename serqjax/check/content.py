@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ..ir.expr import Inf
-from ..ir.program import Drop, Listed, Recorded, Segment, is_lru
+from ..ir.expr import Inf, Resource
+from ..ir.program import Drop, Listed, Load, Recorded, Release, Segment, Shrink, is_lru
 from .index import Index, Problems
 from .values import constant
 
@@ -33,12 +33,35 @@ def check_content(index: Index, problems: Problems) -> None:
         if pool.on_end == "free":
             text = f"{owner}: shares blocks, so that a session has no entry of its own to free"
             problems.add(f"{here}.on_end", text, "leave `on_end` out")
+        if pool.spill is not None or pool.reserve_held:
+            field = "reserve_held" if pool.spill is None else "spill"
+            text = f"{owner}: shares blocks, which have no `{field}`"
+            problems.add(f"{here}.{field}", text, f"leave `{field}` out")
         _check_chain(index, problems, here, owner, pool.content)
+
+    def shares(resource: Resource) -> bool:
+        return any(program.pools[p].sharing == "content" for p in index.pool_members(resource))
+
+    for i, pool in enumerate(program.pools):
+        if pool.spill is not None and shares(pool.spill.to):
+            text = f"pool `{pool.name}`: spills into `{pool.spill.to}`, which shares blocks by content"
+            problems.add(f"$.pools[{i}].spill.to", text, "spill into a pool of entries")
+    for i, scope in enumerate(program.scopes):
+        if scope.lease is not None and shares(scope.lease.pool):
+            text = f"scope `{scope.name}`: leases a pool that shares blocks by content"
+            problems.add(f"$.scopes[{i}].lease.pool", text, "lease a pool whose units are the session's own")
     for i, state in enumerate(program.states):
         for j, op in enumerate(state.ops):
-            if isinstance(op, Drop) and any(program.pools[p].sharing == "content" for p in index.pool_members(op.pool)):
+            if isinstance(op, Drop) and shares(op.pool):
                 text = f"state `{state.name}`: drops the session's entry in a pool that shares blocks by content"
                 problems.add(f"$.states[{i}].ops[{j}]", text, "remove it: such a pool has no entry of one session")
+            elif isinstance(op, Load) and shares(op.pool):
+                text = f"state `{state.name}`: loads units of a pool that shares blocks by content"
+                problems.add(f"$.states[{i}].ops[{j}]", text, "compute them by a run, so that they get content")
+        if isinstance(state.exit, Shrink | Release) and shares(state.exit.pool):
+            does = "shrinks" if isinstance(state.exit, Shrink) else "releases"
+            text = f"state `{state.name}`: {does} a hold of a pool that shares blocks by content"
+            problems.add(f"$.states[{i}].exit", text, "give the whole scope back")
     _check_contents(index, problems)
 
 

@@ -55,9 +55,9 @@ class PoolFacts:
 
     - `finite`: has a cap, hence a fit test. `blocked`: has a block, units are whole blocks.
     - `queued_by`: scopes whose first pool it is (they wait in its line). `taken_by`: all that take it.
-    - `cached`: some take of it has `keep`, so it has cache entries. `consumed`: some scope with a `keep`
-      on it limits `reuse`, so that dead remainders can arise. `dropped`: some state drops entries.
-    - `evict`: `lru` (keys `Last` or none) or `keyed`; `evict_attrs`: attributes that the keys read (entries
+    - `cached`: some take of it has `keep`, or another pool spills into it, so it has cache entries. `consumed`: some
+      scope with a `keep` on it limits `reuse`, so that dead remainders can arise. `dropped`: some state drops entries.
+    - `evict`: `lru` (keys `Last` or none) or `keyed`; `evict_attrs`: attributes that keys and spill read (entries
       carry a snapshot of them); `evict_reads_size`: the keys change as an entry shrinks.
     - `grown_by_runs`, `grown_by_states`: growth by tokens of a stage, by `Grow` exits.
     - `preempts`: `none`, `lifo` (victim order exactly `-Admission`), or `general`. `requeue`: where victims wait.
@@ -293,10 +293,11 @@ def _pool(index: Index, i: int, rules: tuple[Expr, ...]) -> PoolFacts:
         s for s, scope in enumerate(program.scopes) if scope.takes and i in index.pool_members(scope.takes[0].pool)
     ]
     cached = any(t.keep is not None for _, t in takes)
+    cached |= any(other.spill is not None and other.spill.to == pool.name for other in program.pools)
     exits = [state.exit for state in program.states]
     by_runs = any(isinstance(e, Run) and i in index.pool_members(e.grows) for e in exits)
     by_states = any(isinstance(e, Grow) and i in index.pool_members(e.pool) for e in exits)
-    keys = pool.evict.keys
+    keys = (pool.evict.keys, pool.spill)
     preempts: PreemptKind = "none"
     if pool.preempt is not None:
         preempts = "lifo" if pool.preempt.order.keys == LIFO_KEYS else "general"
@@ -315,7 +316,7 @@ def _pool(index: Index, i: int, rules: tuple[Expr, ...]) -> PoolFacts:
         ),
         evict="lru" if is_lru(pool.evict) else "keyed",
         evict_attrs=tuple(sorted({n.name for _, n in walk(keys) if isinstance(n, Attr)})),
-        evict_reads_size="Size" in read_contexts(keys),
+        evict_reads_size="Size" in read_contexts(pool.evict.keys),
         grown_by_runs=by_runs,
         grown_by_states=by_states,
         preempts=preempts,

@@ -85,6 +85,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
         *_of_growth(pools, f"$.stages[{stage}]"),
         *(_of_eviction(program, pool) if pool >= 0 else ()),
         *_of_sharing(program, pools),
+        *_of_reserves(program, pools),
         *_of_head(program, program.stages[stage].name),
         *_of_measures(program, program.stages[stage].name, pools),
     ]
@@ -157,10 +158,21 @@ def _of_growth(pools: list[int | None], at: str) -> Iterator[Obstacle]:
         yield Obstacle(("windows", "at_once"), at, "its runs grow a pool whose index is computed")
 
 
+def _of_reserves(program: Program, pools: list[int | None]) -> Iterator[Obstacle]:
+    for pool in pools:
+        if pool is not None and program.pools[pool].reserve_held:
+            text = "open holds keep their reserve, so that room depends on who grows"
+            yield Obstacle(("windows", "at_once"), f"$.pools[{pool}].reserve_held", text)
+
+
 def _of_eviction(program: Program, pool: int) -> Iterator[Obstacle]:
     spec, at = program.pools[pool], f"$.pools[{pool}]"
+    if any(other.spill is not None and other.spill.to == spec.name for other in program.pools):
+        yield Obstacle(("windows", "at_once"), at, "others spill into it, so that it may stand above its cap")
     if spec.block is None:
         yield Obstacle(("evicts",), f"{at}.block", "the pool has no block, so whole entries are evicted")
+    if spec.spill is not None:
+        yield Obstacle(("evicts",), f"{at}.spill", "what is evicted is spilled block by block")
     if not is_lru(spec.evict):
         yield Obstacle(("evicts",), f"{at}.evict", "entries are not evicted in release order")
 

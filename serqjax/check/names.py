@@ -111,6 +111,7 @@ def numbers(index: Index) -> Iterable[tuple[str, str, Number | None]]:
         for k, part in enumerate(pool.content):
             if isinstance(part, Recorded):
                 yield f"$.pools[{i}].content[{k}].span", f"pool `{pool.name}`: the units of a content", part.span
+        yield f"$.pools[{i}].queue_every", f"pool `{pool.name}`: the time between admissions", pool.queue_every
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, Fifo):
             yield f"$.stages[{i}].kind.servers", f"stage `{stage.name}`: the servers", stage.kind.servers

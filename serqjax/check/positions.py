@@ -20,16 +20,19 @@ from ..ir.program import (
     Fifo,
     Grow,
     If,
+    Load,
     Observe,
     Op,
     ProcessorSharing,
     Program,
+    Release,
     Renewal,
     Require,
     Run,
     Segment,
     Serve,
     Set,
+    Shrink,
     Step,
 )
 from ..ir.structure import walk
@@ -76,6 +79,9 @@ def positions(program: Program) -> Iterator[Position]:
                 yield Position(f"{here}.content[{k}].key", owner, "the key of a content", "content", part.key)
             if part.length is not None:
                 yield Position(f"{here}.content[{k}].length", owner, "the length of a content", "content", part.length)
+        if pool.spill is not None:
+            yield Position(f"{here}.spill.work", owner, "the work of a spill", "evict", pool.spill.work)
+            yield Position(f"{here}.spill.when", owner, "when to spill", "evict", pool.spill.when)
     for i, stage in enumerate(program.stages):
         here, owner, kind = f"$.stages[{i}].kind", f"stage `{stage.name}`", stage.kind
         if isinstance(kind, Step):
@@ -96,6 +102,10 @@ def positions(program: Program) -> Iterator[Position]:
             yield Position(f"{here}.lets[{j}].value", owner, f"the let `{let.attr}`", "admit", let.value, scope.name)
         if scope.reuse is not None:
             yield Position(f"{here}.reuse", owner, "the reuse", "admit", scope.reuse, scope.name)
+        if scope.lease is not None:
+            at = f"{here}.lease"
+            yield Position(f"{at}.after_s", owner, "the time of the lease", "session", scope.lease.after_s, scope.name)
+            yield from _index(f"{at}.pool", owner, scope.lease.pool, "session", scope.name)
         for j, take in enumerate(scope.takes):
             at = f"{here}.takes[{j}]"
             yield Position(f"{at}.units", owner, "the amount of units", "admit", take.units, scope.name)
@@ -121,8 +131,10 @@ def positions(program: Program) -> Iterator[Position]:
                 yield from _index(f"{at}.also[{k}]", owner, other, "session", state.scope)
             if exit_.latency is not None:
                 yield Position(f"{at}.latency", owner, "the latency", "session", exit_.latency, state.scope)
-        elif isinstance(exit_, Grow):
+        elif isinstance(exit_, Grow | Shrink):
             yield Position(f"{at}.units", owner, "the amount of units", "session", exit_.units, state.scope)
+            yield from _index(f"{at}.pool", owner, exit_.pool, "session", state.scope)
+        elif isinstance(exit_, Release):
             yield from _index(f"{at}.pool", owner, exit_.pool, "session", state.scope)
         deadline = getattr(exit_, "deadline", None)
         if deadline is not None:
@@ -146,6 +158,10 @@ def references(program: Program) -> Iterator[Reference]:
     for i, pool in enumerate(program.pools):
         if pool.admit_via is not None:
             yield Reference(f"$.pools[{i}].admit_via", f"pool `{pool.name}`", "stage", pool.admit_via, "number")
+        if pool.spill is not None:
+            at = f"$.pools[{i}].spill"
+            yield Reference(f"{at}.to", f"pool `{pool.name}`", "pool", pool.spill.to, "number")
+            yield Reference(f"{at}.via", f"pool `{pool.name}`", "stage", pool.spill.via, "number")
     for i, stage in enumerate(program.stages):
         if isinstance(stage.kind, Step) and stage.kind.memory is not None:
             at = f"$.stages[{i}].kind.memory"
@@ -154,10 +170,13 @@ def references(program: Program) -> Iterator[Reference]:
         for j, take in enumerate(scope.takes):
             at = f"$.scopes[{i}].takes[{j}].pool"
             yield Reference(at, f"scope `{scope.name}`", "pool", take.pool, "admit", scope.name)
+        if scope.lease is not None:
+            at = f"$.scopes[{i}].lease.pool"
+            yield Reference(at, f"scope `{scope.name}`", "pool", scope.lease.pool, "session", scope.name)
     for i, state in enumerate(program.states):
         here, owner = f"$.states[{i}]", f"state `{state.name}`"
         for j, op in enumerate(state.ops):
-            if isinstance(op, Drop):
+            if isinstance(op, Drop | Load):
                 yield Reference(f"{here}.ops[{j}].pool", owner, "pool", op.pool, "session", state.scope)
         exit_, at = state.exit, f"{here}.exit"
         if isinstance(exit_, Run):
@@ -166,7 +185,7 @@ def references(program: Program) -> Iterator[Reference]:
                 yield Reference(f"{at}.grows", owner, "pool", exit_.grows, "session", state.scope)
             for k, other in enumerate(exit_.also):
                 yield Reference(f"{at}.also[{k}]", owner, "stage", other, "session", state.scope)
-        elif isinstance(exit_, Grow):
+        elif isinstance(exit_, Grow | Shrink | Release):
             yield Reference(f"{at}.pool", owner, "pool", exit_.pool, "session", state.scope)
     for i, claim in enumerate(program.claims):
         if not isinstance(claim.kind, AtEnd):
@@ -230,6 +249,9 @@ def _ops(path: str, owner: str, ops: tuple[Op, ...], moment: str, scope: str | N
         elif isinstance(op, Require):
             yield Position(f"{at}.test", owner, "the required test", moment, op.test, scope)
         elif isinstance(op, Drop):
+            yield from _index(f"{at}.pool", owner, op.pool, moment, scope)
+        elif isinstance(op, Load):
+            yield Position(f"{at}.units", owner, "the amount of units", moment, op.units, scope)
             yield from _index(f"{at}.pool", owner, op.pool, moment, scope)
 
 

@@ -13,23 +13,26 @@ from jax import lax
 from jaxtyping import Array
 
 from ..report.raw import Action
-from . import blocks
+from . import blocks, spills, timed_lines
 from .access import FAR, least, load, load_at, pack, store, store_at, whole
 from .blocks import Chain, Found, Lookups, Made, block_size, expressions
 from .expr import Env, Value, evaluate, select
 from .faults import Fault
-from .holds import caches, innermost, outermost, table, take_of
+from .holds import caches, count_hold, innermost, innermost_of, table, take_of
 from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
 from .memory import act_at, attr_set
+from .uniforms import evict_ready
 from .views import (
     Attributes,
     amount,
     cap,
     columns,
     now_s,
+    outstanding,
     own_entry,
     pool_state,
     register_state,
+    room_taken,
     round_down,
     round_up,
     seconds,
@@ -47,6 +50,8 @@ EPS = 1e-9
 def select_waiting(w: Lane, pool: int | Array, only: int | None = None) -> tuple[Array, Array]:
     """The hold that a pool's line offers: a preempted one at the head, else the least keys."""
     waiting = w.line == pool
+    if w.has("open_next"):
+        waiting = timed_lines.may_try(w, jnp.asarray(pool), waiting)
     front, slot = least(w.line_seq, waiting)
     exists = front < FAR
     keyed = [p for p, spec in enumerate(w.plan.skeleton.pools) if spec.queue.keys and (only is None or p == only)]
@@ -176,7 +181,7 @@ class Header:
                 need = round_up(self.w, pool, self.need[pool])
                 if pool in self.hits:
                     need = need - self.found[pool].held_among(self.hits[pool]) * block_size(self.w, pool)
-                room = self.w.used[pool] + need <= cap(self.w, pool) + EPS
+                room = room_taken(self.w, pool) + need <= cap(self.w, pool) + EPS
                 ok = ok & (room | ~self.takes[pool])
         return ok
 
@@ -195,7 +200,7 @@ def candidate(w: Lane) -> tuple[Array, Array, Array]:
     found = jnp.int32(len(w.plan.skeleton.pools))
     growers = jnp.bool_(False)
     for pool in reversed(range(len(w.plan.skeleton.pools))):
-        lines = (w.queued[pool] > 0) if w.plan.skeleton.pools[pool].admit_via is None else jnp.bool_(False)
+        lines = (w.queued[pool] > 0) if w.plan.sweeps(pool) else jnp.bool_(False)
         grow = (w.waits_n[pool] > 0) if w.has("waits_n") else jnp.bool_(False)
         hit = (lines | grow) & (w.sweep <= pool)
         found = jnp.where(hit, pool, found)
@@ -213,27 +218,29 @@ def try_sweep(w: Lane) -> tuple[Array, Array]:
         key, slot = least(w.waits_key, w.waits == pool)
         units = load(w.waits_units, slot)
         room = jnp.bool_(False)
+        own = own_reserve(w, innermost_of(w, slot, pool), slot)
         for p in range(len(w.plan.skeleton.pools)):
             if w.plan.finite[p]:
-                room = jnp.where(pool == p, w.used[p] + units <= cap(w, p) + EPS, room)
+                room = jnp.where(pool == p, room_taken(w, p, own) + units <= cap(w, p) + EPS, room)
         fits = retry & room & (key < FAR)
         n = len(w.plan.skeleton.pools)
         w.pick(
-            fits, ask=slot, ask_how=REGROW, ask_column=_growing_column(w, slot, pool),
+            fits, ask=slot, ask_how=REGROW, ask_column=innermost_of(w, slot, pool),
             ask_units=jnp.where(jnp.arange(n) == pool, units, 0.0),
         )  # fmt: skip
         line = on & ~fits
         has_line = jnp.bool_(False)
         for p in range(n):
-            if w.plan.skeleton.pools[p].admit_via is None:
+            if w.plan.sweeps(p):
                 has_line = jnp.where(pool == p, w.queued[p] > 0, has_line)
         w.pick(line & ~has_line, sweep=pool + 1)
         line = line & has_line
     return line, pool
 
 
-def _growing_column(w: Lane, slot: Array, pool: Array) -> Array:
-    return innermost(w, slot, load(w.scope, slot), jnp.maximum(pool, 0))
+def own_reserve(w: Lane, column: Array, slot: Array) -> Value:
+    """What a growing hold has itself reserved and not taken, which does not count against its growth."""
+    return outstanding(w, jnp.maximum(column, 0), slot) if w.has("reserve") else 0.0
 
 
 def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
@@ -248,6 +255,8 @@ def admit(w: Lane, on: Array, pool: Array, left: Value, stage: Value) -> Array:
     header.look_up()
     (fits,) = w.fence(trying & header.fits() & (w.fault == 0))
     consume(w, slot, header, fits)
+    if w.has("open_next"):
+        timed_lines.tried(w, slot, trying & w.pass_asks)
     return on & ~fits
 
 
@@ -271,6 +280,9 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
         # the rest stays as a dead entry in the entry's own place: same age, no owner
         w.put("entry_size", index, size - taken, here)
         w.put("entry_owner", index, -1, here)
+        if w.has("entry_key"):
+            w.put("entry_key", index, -2 - w.dead_seq, here)
+            w.dead_seq = w.dead_seq + here
         w.add("cached", pool, -taken, here)
         (own[pool],) = w.fence(jnp.where(here, taken, 0.0))
     for pool in plan.sharing:
@@ -287,6 +299,8 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     header.attrs.save(on)
     units = [jnp.where(t, round_up(w, p, u), 0.0) for p, (t, u) in enumerate(zip(header.takes, header.units))]
     w.pick(on, ask=slot, ask_how=ADMIT, ask_units=units, ask_own=own, ask_column=-1)
+    if w.has("reserve"):
+        w.pick(on, ask_reserve=[round_up(w, p, need) for p, need in enumerate(header.need)])
     if w.has("ask_rows"):
         w.pick(on, ask_rows=0)
     line = load(w.line, slot)
@@ -311,10 +325,11 @@ def grow(w: Lane) -> None:
     n = len(plan.skeleton.pools)
     need = jnp.float64(0.0)
     fits = jnp.bool_(False)
+    own = own_reserve(w, column, slot)
     for p in range(n):
         if plan.growing[p]:
             units = jnp.maximum(round_up(w, p, alloc + w.grow_units) - alloc, 0.0)
-            room = jnp.bool_(True) if not plan.finite[p] else w.used[p] + units <= cap(w, p) + EPS
+            room = jnp.bool_(True) if not plan.finite[p] else room_taken(w, p, own) + units <= cap(w, p) + EPS
             need = jnp.where(pool == p, units, need)
             fits = jnp.where(pool == p, room | (units <= 0), fits)
     on, fits, need = w.fence(on, fits, need)
@@ -404,7 +419,7 @@ def preempt(w: Lane, victim: Array, pool: Array, on: Array) -> None:
     """Take a session off its stage and start to give back its hold of `pool` and all inside it."""
     plan = w.plan
     slot = jnp.maximum(victim, 0)
-    column = innermost(w, slot, load(w.scope, slot), jnp.maximum(pool, 0))
+    column = innermost_of(w, slot, pool)
     computed = load_at(w.pos, column, slot)
     before = load_at(w.preempted_pos, pool, slot)
     stuck = on & (before >= 0) & (before >= computed - EPS) & ~load(w.stuck, slot)
@@ -443,10 +458,14 @@ def evict(w: Lane) -> None:
     for p in range(n):
         if plan.caching[p] and plan.finite[p]:
             lacks = w.used[p] + w.cached[p] + w.ask_units[p] - cap(w, p)
-            hit = (lacks > EPS) & (order[p] < place)  # pools are taken in the order of the scope's takes
+            # pools are taken in the order of the scope's takes
+            hit = (lacks > EPS) & (order[p] < place) & asked(w, order, p)
             pool = jnp.where(hit, p, pool)
             deficit = jnp.where(hit, lacks, deficit)
             place = jnp.where(hit, order[p], place)
+    tier = jnp.int32(-1)
+    if plan.has_spills:
+        pool, deficit, tier = spills.turn(w, on, pool, deficit)
     some = on & (pool >= 0)
     alive = (w.entry_size > 0) & (w.entry_pool == pool)
     sequence = pack(w.entry_seq, jnp.arange(w.entry_seq.shape[0]))
@@ -457,6 +476,9 @@ def evict(w: Lane) -> None:
             keyed, chosen = select(eviction_keys(w, p), sequence, alive & (w.entry_pool == p))
             row = jnp.where(pool == p, chosen, row)
     some = some & found
+    full = on & ~some  # nothing is to be evicted: what is being spilled joins its tier
+    if plan.blocks["evict"]:
+        some = some & evict_ready(w)  # else in the next turn, with new draws
     size = load(w.entry_size, row)
     amount_out = size
     for p in range(n):
@@ -464,7 +486,8 @@ def evict(w: Lane) -> None:
         if plan.caching[p] and plan.finite[p] and spec.block is not None:
             block = Env(plan, w.job.numbers).number(spec.block)
             # under LRU the entry stays the least until it is gone, so its blocks go together
-            blocks = jnp.maximum(round_up(w, p, deficit - EPS), block) if plan.lru(p) else block
+            together = plan.lru(p) and plan.spills_to[p] < 0
+            blocks = jnp.maximum(round_up(w, p, deficit - EPS), block) if together else block
             amount_out = jnp.where(pool == p, jnp.minimum(size, blocks), amount_out)
     some, row, pool, size, amount_out = w.fence(some, row, pool, size, amount_out)
     left = size - amount_out
@@ -474,8 +497,21 @@ def evict(w: Lane) -> None:
     w.add_at("evicted_units", pool, amount_out, some)
     w.add_at("evicted_entries", pool, 1, gone)
     if w.has("actions"):
-        record_admission(w, some & (w.ask_how == ADMIT), place)
+        # while something is spilled the takes before this one are on the trace already
+        records = some & (tier < 0) if plan.has_spills else some
+        record_admission(w, records & (w.ask_how == ADMIT), place)
     w.act(some, Action.evict, load(w.entry_owner, row), pool, amount_out)
+    if plan.has_spills:
+        spills.spill(w, entry_env(w, row, amount_out), row, pool, amount_out, some)
+        spills.join(w, full, tier)
+
+
+def asked(w: Lane, order: list[Array], pool: int) -> Array:
+    """Whether an ask makes room in a pool; it may for nothing in a tier, which can stand above its cap."""
+    if pool not in w.plan.tiers:
+        return jnp.bool_(True)
+    n = len(w.plan.skeleton.pools)
+    return jnp.where(w.ask_how == ADMIT, order[pool] >= 0, (w.ask_column % n == pool) & (w.ask_units[pool] > 0.0))
 
 
 def take_entries(w: Lane, pool: int, units: Array) -> None:
@@ -499,45 +535,60 @@ def take_entries(w: Lane, pool: int, units: Array) -> None:
 
 
 def eviction_keys(w: Lane, pool: int) -> list[Value]:
-    """Keys of all cache entries, `[entries]`: attributes of the live owner, else the snapshot."""
-    owner = jnp.maximum(w.entry_slot, 0)
-    live = (w.serial[owner] == w.entry_owner) & (w.pc[owner] >= 0)
+    """Keys of all cache entries, `[entries]`."""
+    env = entry_env(w, jnp.arange(w.entry_slot.shape[0]), w.entry_size)
+    alive = (w.entry_size > 0) & (w.entry_pool == pool)
+    return [evaluate(k, env, alive) for k in w.plan.skeleton.pools[pool].evict.keys]
+
+
+def entry_env(w: Lane, row: Array, size: Value) -> Env:
+    """What eviction keys and spills see of a cache entry, or of a vector of them: its live owner, else the snapshot."""
+    slot, serial, last = w.entry_slot[row], w.entry_owner[row], w.entry_last[row]
+    owner = jnp.maximum(slot, 0)
+    live = (w.serial[owner] == serial) & (w.pc[owner] >= 0)
     if w.has("legs"):
         live = live & (w.leg[owner] < 0)
     waiting = live & (w.line[owner] >= 0)
 
     def attr(name: str) -> Value:
         i = w.plan.attr_index[name]
-        return jnp.where(live, w.attr[owner, i], w.entry_attr[:, i])
+        return jnp.where(live, w.attr[owner, i], w.entry_attr[row, i])
 
-    env = Env(
+    def pool(fun: str, p: int) -> Value:
+        value = pool_state(w, jnp.where(live, owner, -1))(fun, p)
+        if fun != "Allocated":
+            return value
+        # a live owner without a hold has -0, an entry without a live owner 0; orders tell them apart
+        some = w.holds_n[p, owner] > 0 if w.has("holds_n") else innermost(w, None, w.scope, p)[owner] >= 0
+        return jnp.where(live, jnp.where(some, value, -0.0), 0.0)
+
+    return Env(
         w.plan,
         w.job.numbers,
         attr=attr,
         ctx={
             "Now": lambda: now_s(w),
-            "Size": lambda: w.entry_size,
-            "Age": lambda: seconds(w, w.now - w.entry_last),
-            "Last": lambda: seconds(w, w.entry_last),
+            "Size": lambda: size,
+            "Age": lambda: seconds(w, w.now - last),
+            "Last": lambda: seconds(w, last),
             "Queued": lambda: waiting.astype(jnp.float64),
         },
-        pool=pool_state(w, None),
+        pool=pool,
         stage=stage_state(w),
         stray=stray(w, -1),
     )
-    alive = (w.entry_size > 0) & (w.entry_pool == pool)
-    return [evaluate(k, env, alive) for k in w.plan.skeleton.pools[pool].evict.keys]
 
 
 def allocate(w: Lane) -> None:
     """If an ask has room now, hand the units over and let the session (or the plan) go on."""
     plan = w.plan
     n = len(plan.skeleton.pools)
-    room = jnp.bool_(True)
+    room = ~jnp.any(w.spilled > 0) if plan.has_spills else jnp.bool_(True)
     for p in range(n):
         if plan.finite[p] and p not in plan.sharing:  # there the test has counted whole blocks
             cached = w.cached[p] if plan.caching[p] else 0.0
-            room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | (w.ask_units[p] <= 0.0))
+            nothing = w.ask_units[p] <= 0.0 if p not in plan.tiers else ~asked(w, take_order(w)[0], p)
+            room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | nothing)
     on, slot, how = w.fence(w.running & (w.ask >= 0) & room, w.ask, w.ask_how)
     admits = on & (how == ADMIT)
     if plan.sharing:
@@ -550,7 +601,12 @@ def allocate(w: Lane) -> None:
         column = jnp.maximum(w.ask_column, 0)
         units = jnp.sum(w.ask_units)
         old = load_at(w.alloc, column, slot)
-        w.s["alloc"] = store_at(w.alloc, column, slot, old + units, grows)
+        if w.has("reserve"):
+            before = outstanding(w, column, slot)
+            w.s["alloc"] = store_at(w.alloc, column, slot, old + units, grows)
+            w.add_at("promised", (column % n).astype(jnp.int32), outstanding(w, column, slot) - before, grows)
+        else:
+            w.s["alloc"] = store_at(w.alloc, column, slot, old + units, grows)
         pool = (column % n).astype(jnp.int32)
         w.act(grows & (units > 0), Action.grow, load(w.serial, slot), pool, units)
         regrow = on & (how == REGROW)
@@ -621,7 +677,12 @@ def take_holds(w: Lane, slot: Array, on: Array) -> None:
         w.s["alloc"] = store_at(w.alloc, column, slot, w.ask_units[pool], here)
         w.s["pos"] = store_at(w.pos, column, slot, w.ask_own[pool], here)
         w.add("admissions", pool, 1, here)
-        w.add("holders", pool, 1, here & outermost(w, slot, scope, pool))
+        if w.has("holding"):
+            w.s["holding"] = store_at(w.holding, column, slot, True, here)
+        count_hold(w, slot, scope, pool, 1, here)
+        if w.has("reserve"):
+            w.s["reserve"] = store_at(w.reserve, column, slot, w.ask_reserve[pool], here)
+            w.add("promised", pool, jnp.maximum(w.ask_reserve[pool] - w.ask_units[pool], 0.0), here)
     w.s["grown"] = store_at(w.grown, depth, slot, False, on)
     if w.has("hold_seq"):
         for pool, some in enumerate(taken):

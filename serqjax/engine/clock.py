@@ -20,11 +20,11 @@ from ..ir.itl import edges
 from ..ir.program import Delay, Fifo, ProcessorSharing
 from ..report.raw import Action, Verdict
 from ..tape.rounding import product
-from . import estimates, legs, sharing
+from . import estimates, legs, sharing, timed_lines
 from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, rint, store, unpack_slot, whole
 from .expr import Env, Value
 from .faults import Fault
-from .lane import SETTLE, Lane
+from .lane import EXPIRE, SETTLE, Lane
 from .measures import read_gauges
 from .views import asking, to_ticks
 
@@ -36,11 +36,12 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
     """Tick and kind of the next event, the slot of a wake-up or deadline, the stage of an iteration end.
 
     Kinds: 0 none, 1 end of warm-up, 2 arrival, 3 wake-up, 4 end of an iteration, 5 a job that shared is done,
-    6 deadline.
+    6 deadline, 7 end of a lease, 8 a line opens.
     """
     warm = jnp.where(w.warm, FAR, w.job.warmup)
     ticks = [warm, w.next_arrive]
     keys = [jnp.zeros((), jnp.int64), w.arrive_key]
+    kinds = [1, 2, 3]
     slot = jnp.int32(-1)
     if w.has("wake"):
         slot = unpack_slot(w.next_wake_key)
@@ -56,26 +57,41 @@ def next_event(w: Lane) -> tuple[Array, Array, Array, Array]:
         stage = jnp.argmax((w.stage_end == tick) & (w.stage_key == key)).astype(jnp.int32)
         ticks.append(tick)
         keys.append(key)
+        kinds.append(4)
     if w.has("share_end"):
-        ticks += [jnp.int64(FAR)] * (4 - len(ticks))
-        keys += [jnp.int64(FAR)] * (4 - len(keys))
         tick = jnp.min(w.share_end)
         ticks.append(tick)
         keys.append(jnp.min(jnp.where(w.share_end == tick, w.share_key, FAR)))
+        kinds.append(5)
     if w.has("deadline"):
-        ticks += [jnp.int64(FAR)] * (5 - len(ticks))
-        keys += [jnp.int64(FAR)] * (5 - len(keys))
         late = whole(w.deadline)
         ticks.append(jnp.min(late))
         keys.append(jnp.min(jnp.where(late == ticks[-1], whole(w.deadline_key), FAR)))
+        kinds.append(6)
+    if w.has("lease_end"):
+        tick, key = next_lease(w)
+        ticks.append(tick)
+        keys.append(key)
+        kinds.append(7)
+    if w.has("open_next"):
+        tick, key, _ = timed_lines.next_opening(w)
+        ticks.append(tick)
+        keys.append(key)
+        kinds.append(8)
     tick, order, kind = ticks[0], keys[0], jnp.int32(1)
     for i in range(1, len(ticks)):
         sooner = (ticks[i] < tick) | ((ticks[i] == tick) & (keys[i] < order))
         tick, order = jnp.where(sooner, ticks[i], tick), jnp.where(sooner, keys[i], order)
-        kind = jnp.where(sooner, 1 + i, kind)
+        kind = jnp.where(sooner, kinds[i], kind)
     if w.has("deadline"):
         slot = jnp.where(kind == 6, unpack_slot(order), slot)
     return tick, jnp.where(tick >= FAR, 0, kind), slot, stage
+
+
+def next_lease(w: Lane) -> tuple[Array, Array]:
+    """Tick of the next end of a lease, and its key, which names the row."""
+    tick = jnp.min(w.lease_end)
+    return tick, jnp.min(jnp.where(w.lease_end == tick, w.lease_key, FAR))
 
 
 def schedule_wake(w: Lane, slot: Array, work_s: Value, mask: Array) -> None:
@@ -168,6 +184,8 @@ def settled(w: Lane) -> Array:
 def advance(w: Lane) -> None:
     """If the instant is settled, go to the next event and do it, or end the run."""
     on = settled(w)
+    if w.has("open_next"):
+        timed_lines.schedule(w, on)
     tick, kind, slot, stage, on = w.fence(*next_event(w), on)
     bounded = w.job.horizon < FAR
     to_come = w.next_arrive < FAR
@@ -184,10 +202,11 @@ def advance(w: Lane) -> None:
     if w.plan.gauges:
         read_gauges(w, on & (finish | (tick > w.now)), w.now)
     pass_time(w, jnp.where(finish, until, tick), on)
+    calm = empty & (w.next_wake >= FAR) if w.plan.has_spills else empty  # jobs of nobody may still run
     verdict = jnp.where(
         w.livelock,
         Verdict.livelock,
-        jnp.where(empty & quiet, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
+        jnp.where(calm & quiet, Verdict.drained, jnp.where(stuck, Verdict.deadlock, Verdict.horizon)),
     )
     w.pick(finish, verdict=verdict.astype(jnp.int32), end_tick=until)
     go = on & ~finish
@@ -204,6 +223,12 @@ def advance(w: Lane) -> None:
         w.only(shares, lambda w: when_share_ends(w, shares))
     if w.has("deadline"):
         w.pick(go & (kind == 6), due=slot)
+    if w.has("lease_end"):
+        row = unpack_slot(next_lease(w)[1])
+        w.pick(go & (kind == 7), unwind=load(w.lease_slot, row), unwind_how=EXPIRE, unwind_lease=row)
+    if w.has("open_next"):
+        timed_lines.open_line(w, timed_lines.next_opening(w)[2], go & (kind == 8))
+        w.pick(go, passing=0)
 
 
 def when_share_ends(w: Lane, mask: Array) -> None:
@@ -263,6 +288,11 @@ def finish_job(w: Lane, slot: Array, mask: Array) -> Array:
         )  # fmt: skip
     if w.has("links"):
         w.put("links", slot, 0, mask)
+    if w.plan.has_spills:  # the row of a job of nobody is free again
+        nobody = mask & (load(w.pc, slot) < 0)
+        w.put("free", w.free_n, slot, nobody)
+        w.free_n = w.free_n + nobody
+        mask = mask & ~nobody
     w.make_ready(slot, mask)
     return stage
 

@@ -28,6 +28,8 @@ class Fault(IntEnum):
     count = 17
     live_leg = 18
     blocks = 19
+    load = 20
+    leases = 21
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -59,6 +61,11 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
         Verdict.capacity,
         "a session held more blocks of a shared pool than its table has columns ({chain}): raise `chain`",
     ),
+    Fault.leases: (
+        Verdict.capacity,
+        "more leases were alive than the lease table holds ({leases}): raise `leases`",
+    ),
+    Fault.load: (Verdict.error, "session {serial}: a load passes the units allocated in pool `{pool}`"),
     Fault.gap: (Verdict.error, "an arrival gap is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),
     Fault.member: (

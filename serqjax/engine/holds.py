@@ -2,7 +2,8 @@
 
 A hold has a column in the tables `alloc` and `pos` for each pool and depth. Where some hold of the program takes a
 computed member of an array, `take` says of each column which take of the scope has it; it is written when the session
-joins the line, and stands until the next hold at that depth.
+joins the line, and stands until the next hold at that depth. Where a hold can be given back before its scope closes,
+or can outlive it as a lease, `holding` says of each column whether it is held.
 
 **Source:** `spec/semantics.md`, sections 4 and 15; oracle: `oracle/scopes.py::enter`.
 """
@@ -16,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from .access import load_at, lookup
+from .access import load, load_at, lookup, store_at
 from .expr import Env
 from .faults import Fault
 from .lane import Lane
@@ -59,8 +60,13 @@ def take_of(w: Lane, slot: Array, scope: Array, pool: int) -> Array:
 
 
 def taken(w: Lane, slot: Array, scope: Array, pool: Array) -> Array:
-    """Whether a scope that is open takes a pool (an index that only the run knows)."""
+    """Whether a scope that is open takes a pool (an index that only the run knows), and has not given it back."""
     plan = w.plan
+    if w.has("holding"):
+        column = depth_of(w, scope) * len(plan.skeleton.pools) + jnp.maximum(pool, 0)
+        return jnp.asarray(plan.takes_at)[scope, depth_of(w, scope), jnp.maximum(pool, 0)] & load_at(
+            w.holding, column, slot
+        )
     if plan.computed_holds:
         return load_at(w.take, depth_of(w, scope) * len(plan.skeleton.pools) + jnp.maximum(pool, 0), slot) >= 0
     takes = np.zeros((max(1, len(plan.scopes)), len(plan.skeleton.pools)), bool)
@@ -92,6 +98,13 @@ def innermost(w: Lane, slot: Array | None, scope: Array, pool: Any) -> Array:
     `slot` None: of every session, `scope` and the result `[slots]`; `pool` is then an int.
     """
     plan = w.plan
+    if w.has("holding"):
+        column = jnp.full_like(scope, -1).astype(jnp.int32)
+        for d in range(plan.depth):
+            at = d * len(plan.skeleton.pools) + pool
+            held = w.holding[at] if slot is None else load_at(w.holding, jnp.asarray(at, jnp.int32), slot)
+            column = jnp.where(jnp.asarray(plan.takes_at)[scope, d, pool] & held, at, column)
+        return column.astype(jnp.int32)
     if not plan.computed_holds:
         return jnp.asarray(plan.innermost)[scope, pool]
     depths = jnp.asarray([s.depth for s in plan.scopes] + [-1])[scope]  # -1 reads the last
@@ -111,6 +124,22 @@ def outermost(w: Lane, slot: Array, scope: Array, pool: int) -> Array:
         return innermost(w, slot, table(parents)[jnp.maximum(scope, 0)], pool) < 0
     alone = [s.parent < 0 or bool(plan.innermost[s.parent, pool] < 0) for s in plan.scopes] or [True]
     return table(alone)[jnp.maximum(scope, 0)]
+
+
+def innermost_of(w: Lane, slot: Array, pool: Any) -> Array:
+    """Column of the innermost hold that one session has of a pool, -1 for none."""
+    return innermost(w, slot, load(w.scope, slot), jnp.maximum(pool, 0))
+
+
+def count_hold(w: Lane, slot: Array, scope: Array, pool: int, change: int, mask: Array) -> None:
+    """A session has one hold (or lease) of a pool more or less: it is a holder while it has one."""
+    if not w.has("holding"):
+        w.add("holders", pool, change, mask & outermost(w, slot, scope, pool))
+        return
+    at, slot = jnp.int32(pool), jnp.maximum(slot, 0)
+    before = load_at(w.holds_n, at, slot)
+    w.s["holds_n"] = store_at(w.holds_n, at, slot, before + change, mask)
+    w.add("holders", pool, change, mask & (before + min(change, 0) == 0))
 
 
 def places(w: Lane, slot: Array, scope: Array, env: Env, on: Array) -> list[Array]:

@@ -237,7 +237,8 @@ class Batch:
                     used, finished = done.result()
                     full = 0
                     for index, run, fault in finished:
-                        if fault in (Fault.slots, Fault.entries, Fault.seats, Fault.blocks) and capacities is None:
+                        full_tables = (Fault.slots, Fault.entries, Fault.seats, Fault.blocks, Fault.leases)
+                        if fault in full_tables and capacities is None:
                             again.append(index)
                             larger = _union(larger, _enlarged(used, fault))
                             full += 1
@@ -404,6 +405,8 @@ def _enlarged(used: Capacities, fault: Fault) -> Capacities:
         return dataclasses.replace(used, entries=used.entries * 2)
     if fault == Fault.blocks:
         return dataclasses.replace(used, chain=used.chain * 4)
+    if fault == Fault.leases:
+        return dataclasses.replace(used, leases=used.leases * 2)
     return dataclasses.replace(used, seats=used.seats * 2)
 
 

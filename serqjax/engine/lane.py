@@ -30,7 +30,7 @@ from .plan import Plan
 # focus: what an instance does next
 EVENT, SETTLE, STAGES = 0, 1, 2
 # how an unwinding goes on when its scopes are closed
-LEAVE, END, PREEMPT, REJECT, JUMP, END_LEG = 1, 2, 3, 4, 5, 6
+LEAVE, END, PREEMPT, REJECT, JUMP, END_LEG, RELEASE, EXPIRE = 1, 2, 3, 4, 5, 6, 7, 8
 # who asked for units
 ADMIT, GIVE, GROW, REGROW = 1, 2, 3, 4
 # how a hold joins a line
@@ -51,7 +51,8 @@ class Capacities:
     `samples`, `requests`, `gaps`, `points`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
     whose trace session is known ahead; `phases`: positions within a block that a window tells apart (blocks of
     more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once; `blocks`: of the largest
-    pool that shares them by content (not a choice); `chain`: most blocks that a session holds of it."""
+    pool that shares them by content (not a choice); `chain`: most blocks that a session holds of it; `leases`: leases
+    of all pools together."""
 
     slots: int = 64
     entries: int = 64
@@ -65,6 +66,7 @@ class Capacities:
     seats: int = 64
     blocks: int = 1
     chain: int = 256
+    leases: int = 64
 
 
 REQUEST_COLUMNS = (
@@ -280,7 +282,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         }
     if plan.gauges:
         state |= {
-            "held": full((len(plan.gauges),), np.nan, f64),  # the latest reading of each gauge
+            "gauge_held": full((len(plan.gauges),), np.nan, f64),  # the latest reading of each gauge
             "points": full((cap.points, POINT_COLUMNS), 0.0, f64),
             "points_n": full((), 0, i32),
         }
@@ -304,12 +306,49 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             state |= {"grow_limit": full((), 0, i64), "grow_to": full((), -1, i32)}
         if plan.patience and plan.preempts:
             state["opened_by"] = full((plan.depth, S), -1, i32)  # state whose `Enter` opened each scope
+    if any(plan.reserving):
+        state |= {
+            "reserve": full((H, S), 0.0, f64),  # units of each hold that its admission reserved, taken or not
+            "promised": full((P,), 0.0, f64),  # of all holds together: reserved and not taken
+            "ask_reserve": full((P,), 0.0, f64),
+        }
+    if plan.loose:
+        state |= {
+            "holding": full((H, S), False, bool),  # the hold is open and has not been released
+            "holds_n": full((P, S), 0, i32),  # holds and leases of each session
+        }
+    if plan.timed_lines:
+        state |= {
+            "open_next": full((P,), FAR, i64),  # the next time at which each line is open, and its place among events
+            "open_key": full((P,), FAR, i64),
+            "is_open": full((P,), False, bool),  # it has come, and the line has not been passed over yet
+            # 2p: the line of pool p is the next to be passed over; 2p + 1: it is being passed over, `tries` are left
+            "passing": full((), 2 * P, i32),
+            "tries": full((S,), False, bool),
+            "pass_asks": full((), False, bool),
+        }
+    if plan.preempts or plan.has_releases:
+        state["unwind_pool"] = full((), -1, i32)
+    if plan.has_leases:
+        N = cap.leases
+        state |= {
+            "lease_slot": full((N,), -1, i32),  # row of its session, -1: an empty row
+            "lease_pool": full((N,), -1, i32),
+            "lease_scope": full((N,), -1, i32),
+            "lease_units": full((N,), 0.0, f64),
+            "lease_computed": full((N,), 0.0, f64),
+            "lease_end": full((N,), FAR, i64),
+            "lease_key": full((N,), FAR, i64),
+            "lease_seq": full((N,), FAR, i64),  # age
+            "leases": full((), 0, i64),
+            "lease_after_s": full((), 0.0, f64),  # of the scope that is being left
+            "unwind_lease": full((), -1, i32),
+        }
     if plan.preempts:
         state |= {
             "preempted_pos": full((P, S), -1.0, f64),
             "stuck": full((S,), False, bool),
             "hopeless": full((S,), False, bool),
-            "unwind_pool": full((), -1, i32),
             # preempted since the last token; fingerprints of the states since then
             "watching": full((), False, bool),
             "seen": full((16,), 0, i64),
@@ -353,6 +392,23 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         }
         if keyed_eviction_reads_attrs(plan):
             state["entry_attr"] = full((C, A), 0.0, f64)
+        if plan.has_spills:
+            state |= {
+                # whose an entry is in all tiers: the serial of its session, or below 0 a dead entry's own number
+                "entry_key": full((C,), 0, i64),
+                "dead_seq": full((), 0, i64),
+                "spills": full((P,), 0, i64),
+                # what waits to join a tier, by tier
+                "spilled": full((P,), 0.0, f64),  # units, 0: nothing
+                "spilled_key": full((P,), 0, i64),
+                "spilled_slot": full((P,), -1, i32),
+                "spilled_work": full((P,), 0.0, f64),
+                "spilled_via": full((P,), -1, i32),
+            }
+            if "entry_attr" in state:
+                state["spilled_attr"] = full((P, A), 0.0, f64)
+        if plan.blocks["evict"]:
+            state |= {"evict_drawn": full((), 0, i64), "evict_block": full((), -1, i64)}
     if plan.sharing:
         K, B, M = len(plan.sharing), cap.blocks, cap.chain
         in_order = [plan.skeleton.pools[p].uncached == "in_order" for p in plan.sharing]
@@ -475,7 +531,7 @@ def keyed_eviction_reads_attrs(plan: Plan) -> bool:
     from ..ir.expr import Attr
     from ..ir.structure import walk
 
-    return any(isinstance(n, Attr) for p in plan.skeleton.pools for _, n in walk(p.evict))
+    return any(isinstance(n, Attr) for p in plan.skeleton.pools for _, n in walk((p.evict, p.spill)))
 
 
 class Job(eqx.Module):

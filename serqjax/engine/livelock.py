@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..ir.expr import Attr, Ctx, Expr, Price, Sample
-from ..ir.program import Choose, Drop, Require, Set
+from ..ir.program import Choose, Drop, Load, Require, Set
 from ..ir.structure import walk
 from . import blocks
 from .access import FAR
@@ -35,8 +35,9 @@ def decisive(plan: Plan) -> tuple[str, ...] | None:
     assigned += [(let.attr, let.value) for scope in p.scopes for let in scope.lets]
     chosen = [op for s in p.states for op in s.ops if isinstance(op, Choose)]
     assigned += [(op.attr, part) for op in chosen for part in (op.count, *op.keys)]
-    parts: list[Any] = [p.pools, p.stages, *((s.takes, s.reuse) for s in p.scopes), *(s.exit for s in p.states)]
-    parts += [op for s in p.states for op in s.ops if isinstance(op, (Drop, Require))]
+    headers = [(s.takes, s.reuse, s.lease) for s in p.scopes]
+    parts: list[Any] = [p.pools, p.stages, *headers, *(s.exit for s in p.states)]
+    parts += [op for s in p.states for op in s.ops if isinstance(op, (Drop, Load, Require))]
     read: set[str] = set()
     todo = list(parts)
     while todo:
@@ -99,6 +100,14 @@ def fingerprint(w: Lane) -> Array:
             total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
     if w.plan.sharing:
         total = total + blocks.fingerprint(w, _mix, live)
+    if w.has("lease_slot"):
+        alive = w.lease_slot >= 0
+        owner = jnp.where(alive, w.serial[jnp.maximum(w.lease_slot, 0)], -1)
+        place = _places(w.lease_seq, alive).astype(jnp.uint64) * jnp.uint64(0x8CB92BA72F3D8DD7)
+        left = jnp.where(w.lease_end < FAR, w.lease_end - w.now, -1)
+        for i, column in enumerate((owner, w.lease_pool, w.lease_units, w.lease_computed, left)):
+            mixed = _mix(_bits(column) + place + jnp.uint64(3000 + i))
+            total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
     ends = jnp.where(w.stage_end < FAR, w.stage_end - w.now, -1)
     arrive = jnp.where(w.next_arrive < FAR, w.next_arrive - w.now, -1)
     values = [ends, arrive, w.used, w.cached]
@@ -107,6 +116,8 @@ def fingerprint(w: Lane) -> Array:
         values += [jnp.where(w.share_end < FAR, w.share_end - w.now, -1), jnp.where(busy, w.now - w.share_since, -1)]
     if w.has("registers"):
         values.append(w.registers)
+    if w.has("open_next"):
+        values.append(jnp.where(w.open_next < FAR, w.open_next - w.now, -1))
     for i, value in enumerate(values):
         shift = jnp.arange(max(1, value.size)).astype(jnp.uint64)[: value.size].reshape(value.shape)
         total = total + jnp.sum(_mix(_bits(value) + shift * jnp.uint64(7919) + jnp.uint64(2000 + i)))

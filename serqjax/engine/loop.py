@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .access import LANES, OneByOne, Together
+from .access import FAR, LANES, OneByOne, Together
 from .lane import RUNNING, Data, Job, Lane, Tape
 from .layout import Packed
 from .plan import Plan
@@ -120,7 +120,7 @@ def final_waits(plan: Plan) -> Callable[..., Any]:
     session lacks room at the end, and those of which a session holds something."""
     from .admission import EPS, Header
     from .holds import innermost
-    from .views import cap, round_up
+    from .views import cap, room_taken, round_up
 
     def one(s: dict[str, Array], job: Job, data: Data, tape: Tape) -> tuple[Array, Array]:
         w = Lane(s, plan, job, data, tape, jnp.bool_(True), Together())
@@ -133,11 +133,20 @@ def final_waits(plan: Plan) -> Callable[..., Any]:
             for p in range(len(plan.skeleton.pools)):
                 short = jnp.bool_(False)
                 if plan.finite[p]:
-                    short = inner.used[p] + round_up(inner, p, header.need[p]) > cap(inner, p) + EPS
+                    short = room_taken(inner, p) + round_up(inner, p, header.need[p]) > cap(inner, p) + EPS
                 row.append(short & header.takes[p] & (inner.line[slot] >= 0))
-            return jnp.stack(row)
+            short = jnp.stack(row)
+            if not plan.has_leases:
+                return short
+            # who waits for a lease that expires waits for nobody
+            expires = (inner.lease_slot >= 0) & (inner.lease_end < FAR)
+            pools = jnp.arange(len(plan.skeleton.pools))
+            return short & ~jnp.any(short & jnp.any(expires & (inner.lease_pool == pools[:, None]), axis=1))
 
-        columns = [innermost(w, None, w.scope, p) >= 0 for p in range(len(plan.skeleton.pools))]
+        columns = [
+            w.holds_n[p] > 0 if w.has("holds_n") else innermost(w, None, w.scope, p) >= 0
+            for p in range(len(plan.skeleton.pools))
+        ]
         return jax.vmap(lacks)(slots), jnp.stack(columns, axis=1) & (w.pc >= 0)[:, None]
 
     def run(state: Packed, job: Job, data: Data, tape: Tape) -> tuple[Array, Array]:

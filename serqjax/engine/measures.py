@@ -29,7 +29,7 @@ def read_gauges(w: Lane, on: Array, tick: Array) -> None:
     env = Env(w.plan, w.job.numbers, pool=pool_state(w, None), stage=stage_state(w))
     values = jnp.stack([jnp.asarray(evaluate(gauge.value, env), jnp.float64) for gauge in w.plan.gauges])
     on, values, tick = w.fence(on, values, tick)
-    changed = on & (values != w.held)
+    changed = on & (values != w.gauge_held)
     w.only(jnp.any(changed), lambda w: _add_points(w, tick, values, changed))
 
 
@@ -37,7 +37,7 @@ def _add_points(w: Lane, tick: Array, values: Array, changed: Array) -> None:
     for i in range(values.shape[0]):
         w.put_row("points", w.points_n, [jnp.float64(i), tick, values[i]], changed[i])
         w.bump("points_n", changed[i])
-    w.held = jnp.where(changed, values, w.held)
+    w.gauge_held = jnp.where(changed, values, w.gauge_held)
 
 
 def start_session(w: Lane, attr: Any, serial: Array, on: Array) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -15,8 +17,8 @@ from .blocks import block_size
 from .blocks import give_back as give_blocks
 from .expr import Env, Value, evaluate
 from .faults import Fault
-from .holds import outermost, places, table, take_of, taken
-from .lane import END, END_LEG, HEAD, JUMP, LEAVE, NEWCOMER, PREEMPT, REJECT, TAIL, Lane
+from .holds import count_hold, innermost_of, places, table, take_of, taken
+from .lane import END, END_LEG, EXPIRE, HEAD, JUMP, LEAVE, NEWCOMER, PREEMPT, REJECT, RELEASE, TAIL, Lane
 from .legs import finish_leg, orphan
 from .session import close_request
 from .views import (
@@ -24,6 +26,7 @@ from .views import (
     amount,
     cap,
     now_s,
+    outstanding,
     own_entry,
     pool_state,
     round_down,
@@ -45,29 +48,34 @@ def give_back(w: Lane) -> None:
         w.pick(on, unwind=-1)
         finish(w, slot, how, on)
         return
-    scope = load(w.scope, slot)
-    closes = scope >= 0
+    part = next_part(w, slot, how)
+    closes = part.scope >= 0
     if w.has("deadline"):
-        closes &= ~((how == JUMP) & (scope == w.unwind_scope))
-    on, scope, open_ = w.fence(on, scope, on & closes)
+        closes &= ~((how == JUMP) & (part.scope == w.unwind_scope))
+    on, scope, open_ = w.fence(on, part.scope, on & closes)
     reached = jnp.bool_(False)
-    if w.has("unwind_pool"):
+    if w.plan.preempts:
         reached = open_ & (how == PREEMPT) & taken(w, slot, scope, w.unwind_pool)
-    release_scope(w, slot, scope, how, open_)
+    release_scope(w, slot, part._replace(scope=scope), how, open_)
+    closes = open_ & ~part.alone if w.plan.loose else open_
     parents = w.plan.scope_table(lambda s: s.parent)
-    outer = jnp.where(open_, table(parents)[jnp.maximum(scope, 0)], -1)
-    w.put("scope", slot, outer, open_)
-    last = (how == LEAVE) | (outer < 0) | reached
+    outer = jnp.where(closes, table(parents)[jnp.maximum(scope, 0)], -1)
+    w.put("scope", slot, outer, closes)
+    returns, gone = how == LEAVE, outer < 0
+    if w.plan.loose:
+        returns = returns | (how == RELEASE) | (how == EXPIRE)
+        gone = gone & ((part.leases_left <= 0) | ~((how == END) | (how == REJECT)))
+    last = returns | gone | reached
     if w.has("deadline"):
         last |= (how == JUMP) & (outer == w.unwind_scope)
     done, reached, last = w.fence(on & last, reached, last)
     w.pick(done, unwind=-1)
     leave = done & (how == LEAVE)
     attr_set(w, slot, "computed", 0.0, leave)
-    w.pick(leave, sweep=0)
+    w.pick(done & returns, sweep=0)
     if w.has("deadline"):
         go_on(w, slot, done & (how == JUMP))
-    if w.has("unwind_pool"):
+    if w.plan.preempts:
         requeue(w, slot, scope, done & reached)
     finish(w, slot, how, done)
 
@@ -94,6 +102,69 @@ def go_on(w: Lane, slot: Array, mask: Array) -> None:
     w.pick(mask, sweep=0)
 
 
+class Part(NamedTuple):
+    """What is given back in one turn.
+
+    - `scope`: the scope whose holds they are or were, -1 for nothing. `alone`: only its hold of `pool`, and the scope
+      stays open. `lease`: row of the lease that ends instead of a hold, -1 for none.
+    - `leases_left`: leases of the session after that.
+    """
+
+    scope: Array
+    alone: Array
+    pool: Array
+    lease: Array
+    leases_left: Array
+
+
+def next_part(w: Lane, slot: Array, how: Array) -> Part:
+    """The innermost scope; after all scopes of a session that ends its oldest lease; or the one hold or lease that a
+    `Release` or an expiry names."""
+    plan = w.plan
+    scope = load(w.scope, slot)
+    pool = lease = jnp.int32(-1)
+    alone = no_hold = jnp.bool_(False)
+    left = jnp.int32(0)
+    if plan.has_releases:
+        alone = how == RELEASE
+        pool = jnp.where(alone, w.unwind_pool, -1)
+        column = innermost_of(w, slot, w.unwind_pool)
+        depth = jnp.maximum(column, 0) // len(plan.skeleton.pools)
+        no_hold = alone & (column < 0)
+        there = jnp.asarray(plan.ancestor)[scope, depth]  # outside all scopes it reads the last row
+        scope = jnp.where(alone, jnp.where(no_hold, -1, there), scope)
+    if plan.has_leases:
+        mine = (w.lease_slot == slot) & (slot >= 0)
+        ends = ((how == END) | (how == REJECT)) & (scope < 0)
+        key, row = least(w.lease_seq, mine & (ends | (no_hold & (w.lease_pool == pool))))
+        lease = jnp.where(key < FAR, row, -1)
+        lease = jnp.where(how == EXPIRE, w.unwind_lease, lease)
+        found = lease >= 0
+        scope = jnp.where(found, load(w.lease_scope, lease), scope)
+        pool = jnp.where(found, load(w.lease_pool, lease), pool)
+        alone = alone | found
+        left = jnp.sum(mine).astype(jnp.int32) - found
+    return Part(scope, alone, pool, lease, left)
+
+
+def start_lease(w: Lane, slot: Array, scope: Array, pool: int, units: Array, computed: Array, mask: Array) -> None:
+    """The units of a hold stay in use without it, for the time that was found when its scope was left."""
+    rows = jnp.arange(w.lease_slot.shape[0])
+    key, row = least(pack(jnp.zeros_like(w.lease_seq), rows), w.lease_slot < 0)
+    w.fail(mask & (key >= FAR), Fault.leases, -1, pool)
+    mask, row = w.fence(mask & (key < FAR), row)
+    span = to_ticks(w, w.lease_after_s)
+    ends = mask & (span < (1 << 60))
+    for name, value in (
+        ("lease_slot", slot), ("lease_pool", pool), ("lease_scope", scope), ("lease_units", units),
+        ("lease_computed", computed), ("lease_end", jnp.where(ends, w.now + span, FAR)),
+        ("lease_key", jnp.where(ends, pack(w.event_seq, row), FAR)), ("lease_seq", pack(w.leases, row)),
+    ):  # fmt: skip
+        w.put(name, row, value, mask)
+    w.event_seq = w.event_seq + ends
+    w.leases = w.leases + mask
+
+
 def attr_set(w: Lane, slot: Array, name: str, value: Value, mask: Array) -> None:
     """Set one built-in attribute of a session, if the program declares it."""
     index = w.plan.attr_index.get(name)
@@ -101,9 +172,9 @@ def attr_set(w: Lane, slot: Array, name: str, value: Value, mask: Array) -> None
         w.s["attr"] = store_at(w.attr, slot, jnp.int32(index), value, mask)
 
 
-def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> None:
-    """Give back every pool of a scope in the order of its takes; cache what the takes keep."""
-    plan = w.plan
+def release_scope(w: Lane, slot: Array, part: Part, how: Array, on: Array) -> None:
+    """Give back every pool of a scope in the order of its takes, or one of them; cache what the takes keep."""
+    plan, scope = w.plan, part.scope
     keeps: dict[object, Value] = {}
     attrs = Attributes(w, slot)
     depth = table(plan.scope_table(lambda s: s.depth))[jnp.maximum(scope, 0)]
@@ -121,6 +192,21 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
         alloc = load_at(w.alloc, column, slot)
         pos = load_at(w.pos, column, slot)
         grown = load_at(w.grown, depth, slot)
+        computed = jnp.where(grown | cut, pos, alloc)
+        held = here
+        if w.has("holding"):
+            held = here & (~part.alone | ((part.pool == pool) & (part.lease < 0))) & load_at(w.holding, column, slot)
+            here = held
+        if plan.has_leases:
+            ended = on & (part.lease >= 0) & (part.pool == pool)
+            alloc = jnp.where(ended, load(w.lease_units, part.lease), alloc)
+            computed = jnp.where(ended, load(w.lease_computed, part.lease), computed)
+            pos = jnp.where(ended, computed, pos)
+            here = held | ended
+            if pool in plan.leased:
+                leases = held & (how == LEAVE) & (table(plan.leased)[jnp.maximum(scope, 0)] == pool)
+                start_lease(w, slot, scope, pool, alloc, computed, leases)
+                here = here & ~leases
         env = Env(
             plan,
             w.job.numbers,
@@ -148,11 +234,9 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
         kept = jnp.float64(0.0)
         if plan.caching[pool]:
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
-            computed = jnp.where(grown | cut, pos, alloc)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         if pool in plan.sharing:
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
-            computed = jnp.where(grown | cut, pos, alloc)
             named = load_at(w.held_named, jnp.int32(plan.sharing.index(pool)), jnp.maximum(slot, 0))
             planned = named * block_size(w, pool)  # if not computed
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), jnp.maximum(computed, planned)))
@@ -162,8 +246,15 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             act_at(w, here & (kept > 0), Action.cache, load(w.serial, slot), pool, kept, base, 2 * order + 1)
         else:
             w.add("used", pool, -alloc, here)
-        w.add("holders", pool, -1, here & outermost(w, slot, scope, pool))
-        w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, here)
+        if w.has("holding"):
+            w.s["holding"] = store_at(w.holding, column, jnp.maximum(slot, 0), False, held)
+        else:
+            held = here
+        count_hold(w, slot, scope, pool, -1, here)
+        if plan.reserving[pool]:
+            w.add("promised", pool, -outstanding(w, column, jnp.maximum(slot, 0)), held)
+            w.s["reserve"] = store_at(w.reserve, column, jnp.maximum(slot, 0), 0.0, held)
+        w.s["alloc"] = store_at(w.alloc, column, jnp.maximum(slot, 0), 0.0, held)
         if w.has("hold_seq"):
             drop_holder(w, slot, pool, depth, here)
         if "preempted_pos" in w.s:
@@ -175,7 +266,11 @@ def release_scope(w: Lane, slot: Array, scope: Array, how: Array, on: Array) -> 
             caches = here & (kept > 1e-9)
             add_entry(w, slot, pool, kept, caches, attrs, dead=False)
             act_at(w, caches, Action.cache, load(w.serial, slot), pool, kept, base, 2 * order + 1)
-    w.s["grown"] = store_at(w.grown, depth, jnp.maximum(slot, 0), False, on)
+    if plan.has_leases:
+        w.put("lease_slot", jnp.maximum(part.lease, 0), -1, on & (part.lease >= 0))
+        for name in ("lease_end", "lease_key", "lease_seq"):
+            w.put(name, jnp.maximum(part.lease, 0), FAR, on & (part.lease >= 0))
+    w.s["grown"] = store_at(w.grown, depth, jnp.maximum(slot, 0), False, on & ~part.alone)
     if w.has("stuck"):
         w.put("hopeless", slot, False, on & (how == LEAVE))
     if base is not None:
@@ -242,6 +337,9 @@ def put_entry(
     w.put("entry_size", at, size, mask)
     w.put("entry_last", at, last, mask)
     w.put("entry_seq", at, seq, mask)
+    if w.has("entry_key"):
+        w.put("entry_key", at, -2 - w.dead_seq if dead else load(w.serial, slot), mask)
+        w.dead_seq = w.dead_seq + (mask if dead else 0)
     if w.has("entry_attr"):
         w.put_row("entry_attr", at, list(attrs), mask)
     if not dead:

@@ -36,17 +36,20 @@ from ..ir.program import (
     Gauge,
     Goto,
     Grow,
+    Leave,
     Listed,
     Observe,
     Poisson,
     ProcessorSharing,
     Program,
+    Release,
     Renewal,
     Require,
     Respond,
     Run,
     Scope,
     Share,
+    Shrink,
     State,
     Step,
     Turn,
@@ -318,6 +321,90 @@ class Plan:
                 at = self.scopes[at].parent
         return table
 
+    @functools.cached_property
+    def takes_at(self) -> np.ndarray:
+        """`[scopes + 1, depths, pools]`: whether the scope open at a depth takes a pool, by innermost open scope."""
+        table = np.zeros((len(self.scopes) + 1, max(1, self.depth), len(self.skeleton.pools)), dtype=bool)
+        for i in range(len(self.scopes)):
+            at = i
+            while at >= 0:
+                table[i, self.scopes[at].depth, list(self.scopes[at].pools)] = True
+                at = self.scopes[at].parent
+        return table
+
+    @functools.cached_property
+    def ancestor(self) -> np.ndarray:
+        """`[scopes + 1, depths]`: the scope open at a depth, by innermost open scope; -1 none."""
+        table = np.full((len(self.scopes) + 1, max(1, self.depth)), -1, dtype=np.int32)
+        for i in range(len(self.scopes)):
+            at = i
+            while at >= 0:
+                table[i, self.scopes[at].depth] = at
+                at = self.scopes[at].parent
+        return table
+
+    @functools.cached_property
+    def leased(self) -> tuple[int, ...]:
+        """Pool that each scope leases at its end, -1 for none."""
+        return tuple(-1 if s.scope.lease is None else self.pool(s.scope.lease.pool) for s in self.scopes)
+
+    @property
+    def has_leases(self) -> bool:
+        return any(pool >= 0 for pool in self.leased)
+
+    @functools.cached_property
+    def has_releases(self) -> bool:
+        """Some state gives one hold of an open scope back."""
+        return any(isinstance(s.exit, Release) for s in self.states)
+
+    @property
+    def loose(self) -> bool:
+        """Holders of a pool are no matter of the open scopes alone."""
+        return self.has_leases or self.has_releases
+
+    @functools.cached_property
+    def shrunk(self) -> tuple[int, ...]:
+        """Pools that some state shrinks."""
+        return tuple(sorted({self.pool(s.exit.pool) for s in self.states if isinstance(s.exit, Shrink)}))
+
+    @functools.cached_property
+    def timed_lines(self) -> tuple[int, ...]:
+        """Pools whose line is admitted at times of its own."""
+        return tuple(i for i, p in enumerate(self.skeleton.pools) if p.queue_every is not None)
+
+    def sweeps(self, pool: int) -> bool:
+        """Whether the line of a pool is tried at every instant, and not by a stage or at times of its own."""
+        spec = self.skeleton.pools[pool]
+        return spec.admit_via is None and spec.queue_every is None
+
+    @functools.cached_property
+    def spills_to(self) -> tuple[int, ...]:
+        """Pool that evicted units of each pool go to, -1 for none."""
+        return tuple(-1 if p.spill is None else self.pool(p.spill.to) for p in self.skeleton.pools)
+
+    @functools.cached_property
+    def tiers(self) -> tuple[int, ...]:
+        """Pools that others spill into, each before the one that it spills into itself."""
+
+        def below(pool: int) -> int:
+            return 0 if self.spills_to[pool] < 0 else 1 + below(self.spills_to[pool])
+
+        return tuple(sorted({pool for pool in self.spills_to if pool >= 0}, key=below, reverse=True))
+
+    @property
+    def has_spills(self) -> bool:
+        return bool(self.tiers)
+
+    @functools.cached_property
+    def evict_draws(self) -> int:
+        """Draws of one spill at most."""
+        return max((draws_in(p.spill) for p in self.skeleton.pools), default=0)
+
+    @functools.cached_property
+    def reserving(self) -> tuple[bool, ...]:
+        """Pools in which an open hold keeps what it has reserved and not taken."""
+        return tuple(p.reserve_held and f for p, f in zip(self.skeleton.pools, self.finite))
+
     def scope_table(self, of: Any) -> np.ndarray:
         """Int table `[scopes]` of `of(scope_plan)`; one dummy row where there are no scopes."""
         return np.asarray([of(s) for s in self.scopes] or [0], dtype=np.int32)
@@ -330,8 +417,9 @@ class Plan:
 
     @functools.cached_property
     def caching(self) -> tuple[bool, ...]:
-        """Pools that may hold cache entries (a take keeps units, or released units stay in order)."""
+        """Pools that may hold cache entries: a take keeps units, released ones stay in order, or others spill there."""
         kept = {p for s in self.skeleton.scopes for t in s.takes if t.keep is not None for p in self.pools_of(t.pool)}
+        kept |= set(self.tiers)
         return tuple(
             p.sharing == "own" and (i in kept or p.uncached == "in_order") for i, p in enumerate(self.skeleton.pools)
         )
@@ -501,7 +589,13 @@ class Plan:
     @functools.cached_property
     def state_draws(self) -> tuple[int, ...]:
         """Draws on the session's own stream by each state (its ops and its exit)."""
-        return tuple(draws_in(s.ops) + draws_in(s.exit) for s in self.states)
+        return tuple(draws_in(s.ops) + draws_in(s.exit) + draws_in(self.lease_left(s)) for s in self.states)
+
+    def lease_left(self, state: State) -> Any:
+        """The lease that the exit of a state leaves, if it closes a scope with one."""
+        if not isinstance(state.exit, Leave) or state.scope is None:
+            return None
+        return self.scopes[self.scope_index[state.scope]].scope.lease
 
     @functools.cached_property
     def machine_draws(self) -> int:
@@ -550,7 +644,7 @@ class Plan:
             "init": -(-self.init_draws // DRAWS_PER_BLOCK), "turn": turns, "own": window(self.own_draws),
             # gaps that fill whole blocks never lie across two
             "gap": 1 if self.gap_draws and DRAWS_PER_BLOCK % self.gap_draws == 0 else window(self.gap_draws),
-            "machine": window(self.machine_draws),
+            "machine": window(self.machine_draws), "evict": window(self.evict_draws),
         }  # fmt: skip
         made, first = {}, 0
         for name, size in sizes.items():

@@ -145,6 +145,7 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             "pool": plan.skeleton.pools[place].name if 0 <= place < len(plan.skeleton.pools) else "?",
             "slots": s["pc"].shape[0],
             "seats": s["seats"].shape[0] if "seats" in s else s["pc"].shape[0],
+            "leases": s["lease_slot"].shape[0] if "lease_slot" in s else 0,
             "entries": s["entry_size"].shape[0] if "entry_size" in s else 0,
             "chain": s["held"].shape[2] if "held" in s else 0,
         }
@@ -290,6 +291,8 @@ def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int,
     if "evicted_units" in s:
         t.evicted_entries = int(s["evicted_entries"][i])
         t.evicted_units = float(s["evicted_units"][i])
+    if "spills" in s:
+        t.spills = int(s["spills"][i])
     if "preemptions" in s:
         t.preemptions = int(s["preemptions"][i])
         t.stuck = int(s["stuck_n"][i])
@@ -299,8 +302,10 @@ def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int,
     if "waits" in s:
         growing = s["waits"] == i
         t.growing_at_end = int(growing.sum())
-        columns = [plan.column(d, i) for d in range(plan.depth)]
-        holds = (s["alloc"][columns] > 0).any(axis=0)
+        if "holds_n" in s:
+            holds = s["holds_n"][i] > 0
+        else:
+            holds = (s["pc"] >= 0) & (plan.innermost[s["scope"], i] >= 0)
         t.growing_stalled = bool(growing.any() and (growing | ~holds).all())
     return t
 

@@ -76,6 +76,9 @@ def take_seat(w: Lane) -> None:
                 rows = w.s[name]
                 moved = jnp.where(rows == old, seat, jnp.where(rows == seat, old, rows))
                 w.s[name] = jnp.where(on, moved, rows)
+    if w.has("lease_slot"):
+        moved = jnp.where(w.lease_slot == old, seat, jnp.where(w.lease_slot == seat, old, w.lease_slot))
+        w.lease_slot = jnp.where(on, moved, w.lease_slot)
     # the empty row is somewhere on the stack of free ones
     w.free = jnp.where(on & empty & (w.free == seat), old, w.free)
     w.pick(on, cur=seat)

@@ -31,12 +31,15 @@ from ..ir.program import (
     Join,
     Leave,
     Listed,
+    Load,
     Observe,
     Op,
+    Release,
     Require,
     Respond,
     Run,
     Set,
+    Shrink,
     State,
     Step,
     Turn,
@@ -45,16 +48,38 @@ from ..ir.structure import walk
 from ..report.raw import Action, RequestStatus
 from ..tape.chacha import DRAWS_PER_BLOCK
 from . import legs, measures, sharing
-from .access import FAR, SLOT_BITS, any_of, load, lookup, store_column, unpack_slot, whole
+from .access import (
+    FAR,
+    SLOT_BITS,
+    any_of,
+    load,
+    load_at,
+    lookup,
+    store_at,
+    store_column,
+    unpack_slot,
+    whole,
+)
 from .blocks import Lookups
 from .clock import ask_service, schedule_wake
 from .expr import Draws, Env, Value, evaluate, select
 from .faults import Fault
-from .holds import innermost, table
-from .lane import END, END_LEG, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, REQUEST_COLUMNS, SETTLE, Lane
+from .holds import innermost_of, table
+from .lane import END, END_LEG, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, RELEASE, REQUEST_COLUMNS, SETTLE, Lane
 from .plan import draws_in
 from .uniforms import cursor, turn_cursor
-from .views import Attributes, amount, now_s, own_entry, pool_state, stage_state, stray, to_ticks
+from .views import (
+    Attributes,
+    amount,
+    now_s,
+    outstanding,
+    own_entry,
+    pool_state,
+    round_up,
+    stage_state,
+    stray,
+    to_ticks,
+)
 
 # ---------------------------------------------------------------- start
 
@@ -235,6 +260,8 @@ def run_op(
         case Require(test, _):
             place = w.plan.requires.index(op)
             w.fail(on & (evaluate(test, env, on) == 0.0), Fault.require, slot, place)
+        case Load(ref, units):
+            load_units(w, w.plan.pool(ref), evaluate(units, env, on), slot, on)
         case Drop(ref):
             members = w.plan.pools_of(ref)
             chosen = None if isinstance(ref, str) else env.member(ref, members, on)
@@ -250,7 +277,40 @@ def run_op(
 
 def may_fail(op: Op) -> bool:
     """Whether an op may end the run: then nothing happens after it."""
-    return isinstance(op, (Require, Choose)) or any(isinstance(node, Member) for _, node in walk(op))
+    return isinstance(op, (Require, Choose, Load)) or any(isinstance(node, Member) for _, node in walk(op))
+
+
+def load_units(w: Lane, pool: int, units: Value, slot: Array, on: Array) -> None:
+    """Units of the innermost hold of a pool are computed without a run."""
+    units = amount(w, units, on, Fault.bad_amount, slot, pool)
+    column = innermost_of(w, slot, pool)
+    w.fail(on & (column < 0), Fault.no_hold, slot, pool)
+    on, at = on & (w.fault == 0), jnp.maximum(column, 0)
+    reached = load_at(w.pos, at, slot) + units
+    w.fail(on & (reached > load_at(w.alloc, at, slot) + 1e-9), Fault.load, slot, pool)
+    w.s["pos"] = store_at(w.pos, at, slot, reached, on)
+    w.s["grown"] = store_at(w.grown, at // len(w.plan.skeleton.pools), slot, True, on)
+
+
+def shrink(w: Lane, pool: int, units: Value, slot: Array, on: Array) -> None:
+    """The innermost hold of a pool gives whole blocks back, never what is computed; all lines are tried."""
+    column = innermost_of(w, slot, pool)
+    w.fail(on & (column < 0), Fault.no_hold, slot, pool)
+    on, at = on & (w.fault == 0), jnp.maximum(column, 0)
+    alloc, pos = load_at(w.alloc, at, slot), load_at(w.pos, at, slot)
+    least_kept = jnp.maximum(round_up(w, pool, jnp.maximum(alloc - units, 0.0)), round_up(w, pool, pos))
+    stays = jnp.minimum(alloc, least_kept)
+    stays, less, on = w.fence(stays, alloc - stays, on)
+    if w.plan.reserving[pool]:
+        before = outstanding(w, at, slot)
+        w.s["reserve"] = store_at(w.reserve, at, slot, load_at(w.reserve, at, slot) - less, on)
+        w.s["alloc"] = store_at(w.alloc, at, slot, stays, on)
+        w.add("promised", pool, outstanding(w, at, slot) - before, on)
+    else:
+        w.s["alloc"] = store_at(w.alloc, at, slot, stays, on)
+    w.add("used", pool, -less, on)
+    w.act(on & (less > 0.0), Action.release, load(w.serial, slot), pool, less)
+    w.pick(on, sweep=0)
 
 
 def plan_implicit(state: State, turn: Turn) -> bool:
@@ -288,6 +348,8 @@ class Pass:
         self.grow_pool, self.grow_units = none, jnp.float64(0.0)
         self.limit, self.limit_to = jnp.int64(0), none  # the deadline of the exit: ticks and target
         self.fork_state, self.join, self.leg_ends = none, false, false
+        self.shrink_pool, self.shrink_units, self.release_pool = none, jnp.float64(0.0), none
+        self.lease_after_s = jnp.float64(0.0)
         self.responded = false
         self.stored: dict[object, Value] = {}
         self.fence()
@@ -313,9 +375,14 @@ class Pass:
         "leg_ends", "responded", "own_left",
     )  # fmt: skip
 
+    #: The same, of programs that give back in part or lease.
+    LOOSE_REGISTERS = ("shrink_pool", "shrink_units", "release_pool", "lease_after_s")
+
     def fence(self) -> None:
         """Store what the state has changed before the next one reads it (Lane.fence)."""
-        registers = self.REGISTERS + (("limit", "limit_to") if self.plan.deadlines else ())
+        loose = self.plan.loose or bool(self.plan.shrunk)
+        registers = self.REGISTERS + (self.LOOSE_REGISTERS if loose else ())
+        registers += ("limit", "limit_to") if self.plan.deadlines else ()
         changed = [n for n in registers if getattr(self, n) is not self.stored.get(n)]
         attrs = [i for i, v in enumerate(self.attrs.values) if v is not self.stored.get(i)]
         draws = self.own_draws.at is not self.stored.get("draws")
@@ -484,7 +551,24 @@ class Pass:
                 self.limit_by(i, deadline, here)
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here
+            case Shrink(ref, units, then):
+                value = amount(w, evaluate(units, self.env(), here), here, Fault.bad_amount, self.slot, i)
+                self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
+                self.shrink_pool = jnp.where(here, plan.pool(ref), self.shrink_pool)
+                self.shrink_units = jnp.where(here, value, self.shrink_units)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
+            case Release(ref, then):
+                self.release_pool = jnp.where(here, plan.pool(ref), self.release_pool)
+                self.pc = jnp.where(here, plan.state_index[then], self.pc)
+                self.on = self.on & ~here
             case Leave(then):
+                lease = plan.lease_left(plan.states[i])
+                if lease is not None:
+                    after_s = evaluate(lease.after_s, self.env(), here)
+                    after_s = amount(w, after_s, here, Fault.bad_amount, self.slot, i)
+                    self.lease_after_s = jnp.where(here, after_s, self.lease_after_s)
+                    self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
                 self.leave = self.leave | here
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here
@@ -561,7 +645,7 @@ class Pass:
         self.run_mode = jnp.where(enters, 1 if mode == "Decode" else 0, self.run_mode)
         if grows is not None and w.has("scope"):
             pool = self.place(grows, plan.pools_of(grows), enters)
-            column = innermost(w, self.slot, load(w.scope, self.slot), pool)
+            column = innermost_of(w, self.slot, pool)
             w.fail(enters & (column < 0), Fault.no_hold, self.slot, pool)
             self.run_column = jnp.where(enters, column, self.run_column)
         self.limit_by(i, run.deadline, enters)
@@ -580,12 +664,20 @@ class Pass:
             w.put("own", slot, self.own + (self.own_draws.at - self.own_before), on)
         w.make_ready(slot, on & self.again)
         w.pick(on & self.leave, unwind=slot, unwind_how=LEAVE)
+        if w.has("lease_after_s"):
+            w.pick(on & self.leave, lease_after_s=self.lease_after_s)
+        if w.plan.has_releases:
+            w.pick(
+                on & (self.release_pool >= 0), unwind=slot, unwind_how=RELEASE, unwind_pool=self.release_pool
+            )  # fmt: skip
+        for pool in w.plan.shrunk:
+            shrink(w, pool, self.shrink_units, slot, on & (self.shrink_pool == pool))
         w.pick(on & self.end, unwind=slot, unwind_how=END)
         if w.has("join"):
             w.pick(on & (self.enter_scope >= 0), join=slot, join_scope=self.enter_scope, join_how=NEWCOMER)
         if w.has("grow"):
             grows = on & (self.grow_pool >= 0)
-            column = innermost(w, slot, load(w.scope, slot), jnp.maximum(self.grow_pool, 0))
+            column = innermost_of(w, slot, self.grow_pool)
             w.fail(grows & (column < 0), Fault.no_hold, slot, self.grow_pool)
             w.pick(
                 grows & (column >= 0),

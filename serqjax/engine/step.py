@@ -29,7 +29,21 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from . import admission, blocks, body, clock, deadlines, legs, memory, planner, seats, session, sharing, window
+from . import (
+    admission,
+    blocks,
+    body,
+    clock,
+    deadlines,
+    legs,
+    memory,
+    planner,
+    seats,
+    session,
+    sharing,
+    timed_lines,
+    window,
+)
 from .access import AbstractLanes, either
 from .faults import Fault
 from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
@@ -103,9 +117,9 @@ def settle(w: Lane) -> None:
     nobody = (w.cur < 0) & (w.spawning == 0) & (w.readies == 0)
     quiet = w.idle & w.started & (w.focus == SETTLE) & nobody
     again = quiet & w.dirty
-    for pool, spec in enumerate(w.plan.skeleton.pools if w.plan.has_holds else ()):
+    for pool in range(len(w.plan.skeleton.pools) if w.plan.has_holds else 0):
         # with nobody in a line and no grower the sweep has nothing to try
-        if spec.admit_via is None:
+        if w.plan.sweeps(pool):
             busy = busy | (w.queued[pool] > 0)
         if w.has("waits_n"):
             busy = busy | (w.waits_n[pool] > 0)
@@ -113,6 +127,8 @@ def settle(w: Lane) -> None:
     w.pick(quiet, dirty=False)
     w.pick(again, sweep=0)
     done = quiet & ~again
+    if w.has("open_next"):
+        done = done & ~timed_lines.pass_over(w, done, clock.next_event(w)[0] > w.now)
     if w.plan.step_stages:
         w.pick(done, focus=STAGES, cursor=0)
         w.pick(w.run_ready & w.idle & nobody, run_ready=False)
@@ -165,7 +181,11 @@ def plan_and_admit(w: Lane) -> None:
             newcomer = newcomer | (asked & (line >= 0))
         pool = jnp.where(newcomer, line, pool)
         left, stage = planner.left_for_newcomers(w), jnp.where(newcomer, w.cursor, -1)
-    tries, pool, stage = w.fence(asks | newcomer, pool, stage)
+    passes = newcomer & False
+    if w.has("open_next"):
+        passes = w.pass_asks
+        pool = jnp.where(passes, w.passing // 2, pool)
+    tries, pool, stage = w.fence(asks | newcomer | passes, pool, stage)
     refused = w.only(tries, lambda w: admission.admit(w, tries, pool, left, stage), tries & False)
     w.pick(refused & asks, sweep=pool + 1)
     if w.plan.step_stages:
@@ -196,6 +216,8 @@ def check_ownership(w: Lane) -> None:
         held = jnp.float64(0.0)
         for depth in range(w.plan.depth):
             held = held + jnp.sum(w.alloc[w.plan.column(depth, pool)])
+        if pool in w.plan.leased:
+            held = held + jnp.sum(jnp.where((w.lease_slot >= 0) & (w.lease_pool == pool), w.lease_units, 0.0))
         slack = 1e-9 * jnp.maximum(1.0, jnp.abs(held))
         ok = jnp.abs(held - w.used[pool]) <= slack
         cached = jnp.float64(0.0)
@@ -205,6 +227,7 @@ def check_ownership(w: Lane) -> None:
             slack = 1e-9 * jnp.maximum(1.0, held + kept)
             ok = ok & (jnp.abs(kept - cached) <= slack)
         ok = ok & (w.used[pool] >= -slack)
-        if w.plan.finite[pool]:
+        # what is spilled into a tier makes no room there: it may stand above its cap until somebody asks for units
+        if w.plan.finite[pool] and pool not in w.plan.tiers:
             ok = ok & (w.used[pool] + cached <= cap(w, pool) + slack)
         w.fail(~ok, Fault.ownership, -1, pool)

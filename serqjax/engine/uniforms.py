@@ -17,7 +17,15 @@ from jaxtyping import Array
 from ..ir.program import Poisson, Renewal
 from ..tape.chacha import DRAWS_PER_BLOCK, block_uniform_scalars, block_uniforms
 from ..tape.rounding import quotient
-from ..tape.streams import LEG, SESSION_OWN, SESSION_WORKLOAD, arrival_seed, machine_seed, sub_seed
+from ..tape.streams import (
+    LEG,
+    SESSION_OWN,
+    SESSION_WORKLOAD,
+    arrival_seed,
+    eviction_seed,
+    machine_seed,
+    sub_seed,
+)
 from .access import AbstractTable, any_of, choose, load, lookup
 from .expr import Draws, Env, Value, evaluate
 from .lane import Lane
@@ -50,6 +58,21 @@ def machine_drawn(w: Lane, draws: Draws) -> Array:
     if not w.plan.machine_draws:
         return w.drawn
     return draws.at - w.plan.blocks["machine"].start * DRAWS_PER_BLOCK + (w.machine_block << SHIFT)
+
+
+def evict_cursor(w: Lane) -> Draws:
+    """The next draws of evictions."""
+    return cursor(w, "evict", w.evict_drawn - (w.evict_block << SHIFT)) if w.plan.evict_draws else cursor(w, "evict")
+
+
+def evict_drawn(w: Lane, draws: Draws) -> Array:
+    """Draws of evictions made, from a cursor of `evict_cursor`."""
+    return draws.at - w.plan.blocks["evict"].start * DRAWS_PER_BLOCK + (w.evict_block << SHIFT)
+
+
+def evict_ready(w: Lane) -> Array:
+    """Whether all draws that a spill can need are at hand."""
+    return covered(w.plan, "evict", w.evict_block, w.evict_drawn, w.plan.evict_draws)
 
 
 def machine_ready(w: Lane) -> Array:
@@ -85,6 +108,8 @@ def draw_ahead(w: Lane, on: Array) -> None:
         asks["gap"] = w.gap_for != next_gap(w)[0]
     if plan.blocks["machine"]:
         asks["machine"] = ~machine_ready(w)
+    if plan.blocks["evict"]:
+        asks["evict"] = ~evict_ready(w)
     if not asks:
         return
     w.only(any_of(list(asks.values())), lambda w: fill(w, asks))
@@ -129,6 +154,10 @@ def fill(w: Lane, asks: dict[str, Array]) -> None:
             for k in range(len(blocks)):
                 want(stale, arrival_seed(seed), (gap_draw >> SHIFT) + k)
             w.pick(stale, gap_block=gap_draw >> SHIFT)
+        elif what == "evict":
+            for k in range(len(blocks)):
+                want(asks[what], eviction_seed(seed), (w.evict_drawn >> SHIFT) + k)
+            w.pick(asks[what], evict_block=w.evict_drawn >> SHIFT)
         else:
             for k in range(len(blocks)):
                 want(asks[what], machine_seed(seed), (w.drawn >> SHIFT) + k)

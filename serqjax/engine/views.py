@@ -12,7 +12,7 @@ from ..ir.fabric import PARTS
 from ..ir.program import Fifo, ProcessorSharing, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
-from .access import load_row, rint
+from .access import load_at, load_row, rint
 from .blocks import Lookups
 from .expr import Draws, Env, evaluate
 from .faults import Fault
@@ -94,6 +94,23 @@ def shared_entry(w: Lane, pool: int, slot: Array) -> tuple[Array, Array]:
     return jnp.where(found, index, -1), jnp.where(found, w.entry_size[index], 0.0)
 
 
+def outstanding(w: Lane, column: Array, slot: Array) -> Value:
+    """Units that a hold has reserved and not taken."""
+    return jnp.maximum(load_at(w.reserve, column, slot) - load_at(w.alloc, column, slot), 0.0)
+
+
+def room_taken(w: Lane, pool: int, besides: Value = 0.0) -> Value:
+    """What counts against a test for room: units in use and those promised where reserves are held (but `besides`)."""
+    return w.used[pool] + (w.promised[pool] - besides) if w.plan.reserving[pool] else w.used[pool]
+
+
+def leased_units(w: Lane, pool: int, slot: Array) -> Value:
+    """Units of a pool in the leases of a session, or of each of a vector of sessions."""
+    of_pool = (w.lease_slot >= 0) & (w.lease_pool == pool)
+    mine = of_pool & (w.lease_slot == jnp.asarray(slot)[..., None])
+    return jnp.sum(jnp.where(mine, w.lease_units, 0.0), axis=-1)
+
+
 def pool_state(w: Lane, slot: Array | None, lookups: Lookups | None = None) -> Callable[[str, int], Value]:
     """`Used`, `Free`, ... of pools, `CachedIn` and `Allocated` for the session(s) `slot`.
 
@@ -123,7 +140,8 @@ def pool_state(w: Lane, slot: Array | None, lookups: Lookups | None = None) -> C
             case "Allocated":
                 assert slot is not None
                 rows = [w.alloc[w.plan.column(d, pool), jnp.maximum(slot, 0)] for d in range(w.plan.depth)]
-                return sum(rows[1:], rows[0])
+                total = sum(rows[1:], rows[0])
+                return total + leased_units(w, pool, slot) if pool in w.plan.leased else total
         raise TypeError(fun)
 
     return read

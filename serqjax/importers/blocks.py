@@ -22,11 +22,6 @@ from .expressions import Expressions, at_least_zero, moves
 if TYPE_CHECKING:
     from .request import Requests
 
-_REFUSED = {
-    "Release": "release inside a hold",
-    "Load": "load",
-    "Shrink": "shrink",
-}
 _STATEMENTS = "Turn End Set Observe Hold Grow Drop Run Branch Loop While Request Fork Join Choose Release Load Shrink"
 
 
@@ -171,9 +166,7 @@ class Builder:
         inner = f"{place}.{tag}"
         if tag in ("Turn", "End") or (workload and tag != "While"):  # a guard is evaluated anew at every round
             self.respond()
-        if tag in _REFUSED:
-            source.refuse(inner, _REFUSED[tag])
-        elif self.in_leg and tag in ("Turn", "End", "Fork", "Join"):
+        if self.in_leg and tag in ("Turn", "End", "Fork", "Join"):
             source.fail(inner, f"{tag} is not allowed in a leg", "only the session itself has turns, legs and an end")
         elif tag == "Turn":
             self.ops.append(ir.Turn())
@@ -197,6 +190,20 @@ class Builder:
                 then = self.new_label()
                 pool = self.expressions.pool(items[0], f"{inner}[0]")
                 self.finish(ir.Grow(pool, read(items[1], f"{inner}[1]"), then), then)
+        elif tag == "Load":
+            items = source.list(payload, inner, 2)
+            if items:
+                pool = self.expressions.pool(items[0], f"{inner}[0]")
+                self.ops.append(ir.Load(pool, read(items[1], f"{inner}[1]")))
+        elif tag == "Shrink":
+            items = source.list(payload, inner, 2)
+            if items:
+                then = self.new_label()
+                pool = self.expressions.pool(items[0], f"{inner}[0]")
+                self.finish(ir.Shrink(pool, read(items[1], f"{inner}[1]"), then), then)
+        elif tag == "Release":
+            then = self.new_label()
+            self.finish(ir.Release(self.expressions.pool(payload, inner), then), then)
         elif tag == "Run":
             self.run(payload, inner)
         elif tag == "Branch":
@@ -306,11 +313,10 @@ class Builder:
         fields = source.object(payload, place)
         if not fields:
             return
-        if fields.get("lease") is not None:
-            source.refuse(f"{place}.lease", "a lease")
         raw_cache, raw_reuse = fields.get("cache"), fields.get("reuse")
         keep = None if raw_cache is None else at_least_zero(read(raw_cache, f"{place}.cache"))
         reuse = None if raw_reuse is None else read(raw_reuse, f"{place}.reuse")
+        lease = self.lease(fields.get("lease"), f"{place}.lease")
         takes: list[ir.Take] = []
         for i, item in enumerate(source.list(source.get(fields, "pools", place), f"{place}.pools")):
             where = f"{place}.pools[{i}]"
@@ -327,14 +333,24 @@ class Builder:
         if self.requests is not None:
             self.requests.prefixes.read(fields.get("prefix"), f"{place}.prefix", takes)
         # Without a cache clause nothing is consumed, so a reuse bound has nothing to bound.
-        scope, then = self.open_scope("hold", tuple(takes), (), reuse if keep is not None else None)
+        scope, then = self.open_scope("hold", tuple(takes), (), reuse if keep is not None else None, lease)
         self.open_turn = self.open_turn or self.has_turn(fields.get("body"))
         self.block(source.get(fields, "body", place), f"{place}.body")
         self.close_scope(scope, then)
 
+    def lease(self, value: Any, place: str) -> ir.Lease | None:
+        if value is None:
+            return None
+        items = self.source.list(value, place, 2)
+        if not items:
+            return None
+        pool = self.expressions.pool(items[0], f"{place}[0]")
+        return ir.Lease(pool=pool, after_s=self.expressions.read(items[1], f"{place}[1]"))
+
     def open_scope(
-        self, name: str, takes: tuple[ir.Take, ...], lets: tuple[ir.Let, ...], reuse: ir.Expr | None
-    ) -> tuple[ir.Scope, str]:
+        self, name: str, takes: tuple[ir.Take, ...], lets: tuple[ir.Let, ...], reuse: ir.Expr | None,
+        lease: ir.Lease | None = None,
+    ) -> tuple[ir.Scope, str]:  # fmt: skip
         """Enter a new scope here and go on in its first state; returns it and the label after it."""
         names = {scope.name for scope in self.scopes}
         unique, n = name, 1
@@ -342,7 +358,7 @@ class Builder:
             n += 1
             unique = f"{name}_{n}"
         body, then = self.new_label(), self.new_label()
-        scope = ir.Scope(name=unique, takes=takes, reentry=body, parent=self.scope, lets=lets, reuse=reuse)
+        scope = ir.Scope(name=unique, takes=takes, reentry=body, parent=self.scope, lets=lets, reuse=reuse, lease=lease)
         self.add_scope(scope)
         self.finish(ir.Enter(unique), body)
         self.scope = unique

@@ -216,10 +216,8 @@ class _Reader:
         cap = source.number(source.get(fields, "cap", place), f"{place}.cap", infinite=True, least=0.0)
         raw_block = source.get(fields, "block", place, None)
         block = None if raw_block is None else ir.Num(source.number(raw_block, f"{place}.block", above=0.0))
-        if fields.get("spill") is not None:
-            source.refuse(f"{place}.spill", "a spill")
-        if fields.get("queue_every") is not None:
-            source.refuse(f"{place}.queue_every", "queue every")
+        raw_every = fields.get("queue_every")
+        every = None if raw_every is None else ir.Num(source.number(raw_every, f"{place}.queue_every", above=0.0))
         queue = ir.QUEUE_FIFO
         if fields.get("queue") is not None:
             queue = ir.Order(keys=keys(fields["queue"], f"{place}.queue"), tie="queued")
@@ -238,9 +236,27 @@ class _Reader:
         return ir.Pool(
             name=name, cap=ir.Inf() if math.isinf(cap) else self._parameter(f"{name}.cap", cap, "units"), block=block,
             queue=queue, evict=evict, preempt=self._preempt(fields, place), admit_via=admit_via,
-            reserve_held=source.flag(fields.get("reserve_held", False), f"{place}.reserve_held"),
+            reserve_held=source.flag(fields.get("reserve_held", False), f"{place}.reserve_held"), queue_every=every,
+            spill=self._spill(fields.get("spill"), f"{place}.spill"),
             array=names.array[i], index=names.member[i] if names.array[i] is not None else None,
         )  # fmt: skip
+
+    def _spill(self, value: Any, place: str) -> ir.Spill | None:
+        source, expressions = self.source, self.expressions
+        fields = {} if value is None else source.object(value, place)
+        if not fields:
+            return None
+
+        def name(key: str, of: Array) -> str:
+            at = source.index(source.get(fields, key, place), f"{place}.{key}", len(of.names), of.what)
+            return of.names[at] if of.names else "?"
+
+        return ir.Spill(
+            to=name("to", expressions.pools),
+            via=name("via", expressions.stages),
+            work=expressions.read(source.get(fields, "work", place), f"{place}.work"),
+            when=expressions.read(source.get(fields, "when", place), f"{place}.when"),
+        )
 
     def _preempt(self, fields: dict[str, Any], place: str) -> ir.Preempt | None:
         source = self.source

@@ -210,7 +210,7 @@ def merge(program: ir.Program) -> ir.Program:
         new_scopes: dict[str | None, int] = {None: -1}
         for s in program.scopes:
             around = scope_class[s.parent], state_class[s.reentry]
-            new_scopes[s.name] = number(("scope", scope_class[s.name], s.takes, s.lets, s.reuse, around))
+            new_scopes[s.name] = number(("scope", scope_class[s.name], s.takes, s.lets, s.reuse, s.lease, around))
         state_class, scope_class = new_states, new_scopes
         if len(numbers) == count:
             break
@@ -308,6 +308,8 @@ def _base_name(state: ir.State, program: ir.Program, scopes: dict[str, str]) -> 
         name = f"{_short(scopes[state.scope])}_leave" if state.scope is not None else "leave"
     elif isinstance(exit, ir.Grow):
         name = f"grow_{_resource(exit.pool)}"
+    elif isinstance(exit, ir.Shrink | ir.Release):
+        name = f"{type(exit).__name__.lower()}_{_resource(exit.pool)}"
     elif isinstance(exit, ir.Branch):
         name = "branch"
     else:

@@ -58,9 +58,11 @@ from .program import Goto as Goto
 from .program import Grow as Grow
 from .program import If as If
 from .program import Join as Join
+from .program import Lease as Lease
 from .program import Leave as Leave
 from .program import Let as Let
 from .program import Listed as Listed
+from .program import Load as Load
 from .program import NoArrival as NoArrival
 from .program import Observe as Observe
 from .program import Op as Op
@@ -73,6 +75,7 @@ from .program import ProcessorSharing as ProcessorSharing
 from .program import Program as Program
 from .program import Recorded as Recorded
 from .program import Register as Register
+from .program import Release as Release
 from .program import Renewal as Renewal
 from .program import Require as Require
 from .program import Respond as Respond
@@ -82,7 +85,9 @@ from .program import Segment as Segment
 from .program import Serve as Serve
 from .program import Set as Set
 from .program import Share as Share
+from .program import Shrink as Shrink
 from .program import SomeIteration as SomeIteration
+from .program import Spill as Spill
 from .program import Stage as Stage
 from .program import State as State
 from .program import Step as Step

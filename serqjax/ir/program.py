@@ -114,6 +114,19 @@ class Recorded(Tagged, frozen=True, kw_only=True):
     length: Expr
 
 
+class Spill(Part, frozen=True, kw_only=True):
+    """Where units that an eviction removes go, instead of being lost.
+
+    Read for every removal (`Size`: the units just removed): where `when` is not 0 they join the entry of the same
+    owner in the pool `to`, and a job of nobody works for `work` seconds on the stage `via`.
+    """
+
+    to: str
+    via: str
+    work: Expr
+    when: Expr
+
+
 class Pool(Part, frozen=True, kw_only=True):
     """Memory in units. `allocated + cached + free = cap` holds after every action.
 
@@ -130,6 +143,9 @@ class Pool(Part, frozen=True, kw_only=True):
       after the other; all that follows is the session's own. `found`: from when on a block can be found: `scheduled`,
       from the plan of the iteration that computes it (as in vLLM), or `released`, when its hold has given it back; then
       a block whose content is in the pool already is not kept a second time.
+    - `reserve_held`: what an open hold has reserved and not taken counts in the tests of the others.
+    - `queue_every`: seconds; the line is admitted at whole multiples only, and then passed over as a whole.
+    - `spill`: where evicted units go (None: nowhere).
     - `array`, `index`: member of an array (report label; `Member` picks one).
     """
 
@@ -146,6 +162,8 @@ class Pool(Part, frozen=True, kw_only=True):
     sharing: Literal["own", "content"] = "own"
     content: tuple[Segment | Recorded, ...] = ()
     found: Literal["scheduled", "released"] = "scheduled"
+    queue_every: Number | None = None
+    spill: Spill | None = None
     array: str | None = None
     index: int | None = None
 
@@ -290,6 +308,17 @@ class Take(Part, frozen=True, kw_only=True):
     oversize: Expr | Literal["wait"] = "wait"
 
 
+class Lease(Part, frozen=True, kw_only=True):
+    """What a normal end of the scope leaves of `pool`: its units stay in use, without a hold, for `after_s` seconds.
+
+    It ends earlier by a `Release` of the pool or with the session; then its units are released, and cached as the
+    scope's `keep` says.
+    """
+
+    pool: Resource
+    after_s: Expr
+
+
 class Scope(Part, frozen=True, kw_only=True):
     """A hold: what is taken on entry, given back on leaving.
 
@@ -305,6 +334,7 @@ class Scope(Part, frozen=True, kw_only=True):
     parent: str | None = None
     lets: tuple[Let, ...] = ()
     reuse: Expr | None = None
+    lease: Lease | None = None
 
 
 # ---------------------------------------------------------------- states
@@ -336,6 +366,13 @@ class Drop(Tagged, frozen=True):
     pool: Resource
 
 
+class Load(Tagged, frozen=True):
+    """`units` more of the innermost hold of `pool` are computed, without a run; at most what is allocated."""
+
+    pool: Resource
+    units: Expr
+
+
 class Require(Tagged, frozen=True):
     """A run-time error (verdict `error`) with `problem` if `test` is 0."""
 
@@ -354,7 +391,7 @@ class Choose(Tagged, frozen=True):
     keys: tuple[Expr, ...]
 
 
-Op = Set | Observe | Turn | Respond | Drop | Require | Choose
+Op = Set | Observe | Turn | Respond | Drop | Load | Require | Choose
 
 
 class Deadline(Part, frozen=True, kw_only=True):
@@ -437,6 +474,23 @@ class Grow(Tagged, frozen=True):
     deadline: Deadline | None = None
 
 
+class Shrink(Tagged, frozen=True):
+    """Give whole blocks of the innermost hold of `pool` back, up to `units`, never what is computed; every line is
+    tried at once; then `then`."""
+
+    pool: Resource
+    units: Expr
+    then: str
+
+
+class Release(Tagged, frozen=True):
+    """The innermost hold of `pool` gives back now (without one: the oldest lease; with neither: nothing); every line
+    is tried at once; then `then`."""
+
+    pool: Resource
+    then: str
+
+
 class Leave(Tagged, frozen=True):
     """Close the innermost scope: give back and cache; every line is tried at once; then `then`."""
 
@@ -465,10 +519,10 @@ class Join(Tagged, frozen=True):
 
 
 class EndLeg(Tagged, frozen=True):
-    """End of a leg; open scopes are given back innermost first."""
+    """End of a leg; open scopes are given back innermost first, and its leases pass to its session."""
 
 
-Exit = Goto | Branch | Enter | Run | Grow | Leave | End | Fork | Join | EndLeg
+Exit = Goto | Branch | Enter | Run | Grow | Shrink | Release | Leave | End | Fork | Join | EndLeg
 
 
 class State(Part, frozen=True, kw_only=True):
