@@ -49,6 +49,9 @@ DETERMINISTIC = [
     "flag_rejected",
     "grow_preempt",
     "nested_holds",
+    "pd_det_bottleneck",
+    "pd_det_maxmin",
+    "pd_lease_expiry",
     "queue_every",
     "shrink",
     "spill_tier",
@@ -64,9 +67,12 @@ STOCHASTIC = [
     "flows_bottleneck",
     "flows_maxmin",
     "md1",
+    "mem_fifo",
+    "mem_sjf",
     "mg1_h2",
     "mm1",
     "mmc3",
+    "pd_stoch",
     "ps_limited",
     "ps_mg1",
     "renewal_erlang",
@@ -77,6 +83,7 @@ STOCHASTIC = [
     "vllm_single_chunked",
     "vllm_multi",
     "vllm_multi_tight",
+    "route_jsq",
     "route_lwl",
     "route_random_key",
     "forkjoin",
@@ -86,7 +93,10 @@ STOCHASTIC = [
 EXCEPTIONS: dict[str, dict[str, str]] = {}
 BATCH, LANE = 64, 17
 #: A structure of their own each, of a kind that test_generated.py runs: batches of these are marked slow.
-RARE = {"det_exclusive", "det_granule", "det_only_phase", "flag_idle"}
+RARE = {
+    "det_exclusive", "det_granule", "det_only_phase", "flag_idle", "mem_sjf", "pd_det_bottleneck", "pd_det_maxmin",
+    "pd_lease_expiry",
+}  # fmt: skip
 #: Run at batch 1 in every run of the tests.
 ALONE = {"det_evict_by", "det_preempt_decode_cached", "det_preempt_none", "det_srpt", "mm1", "text_vllm"}
 
