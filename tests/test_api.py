@@ -110,10 +110,10 @@ def test_arrivals_can_be_counted_where_sessions_arrive_one_by_one(prog):
 
 def test_a_program_the_engine_cannot_run_is_refused_by_name():
     prog = sq.read(SMOKE)
-    shared = ir.ProcessorSharing(ir.Num(1.0))
-    stages = tuple(msgspec.structs.replace(s, kind=shared) if s.name == "tool" else s for s in prog.stages)
-    with pytest.raises(sq.ProgramError, match="`tool`.*processor sharing"):
-        sq.run(msgspec.structs.replace(prog, stages=stages))
+    drawn = ir.Order(keys=(ir.Sample("Exp", (ir.Num(1.0),)),), tie="released")
+    pools = tuple(msgspec.structs.replace(pool, evict=drawn) if pool.name == "kv" else pool for pool in prog.pools)
+    with pytest.raises(sq.ProgramError, match="`kv`.*draws in eviction keys"):
+        sq.run(msgspec.structs.replace(prog, pools=pools))
 
 
 def test_a_single_run_raises_for_error_alone(prog, monkeypatch):
