@@ -34,7 +34,7 @@ class Job:
     nobody's (`Machine.work_for_nobody`).
     """
 
-    session: Session | None
+    owner: Session | None
     mode: str
     work: float
     then: int
@@ -48,6 +48,12 @@ class Job:
     number: int = 0
     lagging: bool = False
     rate: float = 0.0
+
+    @property
+    def session(self) -> Session:
+        """Whose it is, if it is somebody's."""
+        assert self.owner is not None
+        return self.owner
 
     @property
     def stale(self) -> bool:
@@ -218,7 +224,7 @@ class Stage:
         for stage in self.stages_of(job):
             stage.count(job)
         job.present = False
-        if job.session is not None:
+        if job.owner is not None:
             job.session.job = None
             job.session.state = job.then
             self.machine.make_ready(job.session)

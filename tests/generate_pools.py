@@ -176,6 +176,59 @@ def leases(rng: Random, *, draws: bool = False, infinite: bool = False) -> Json:
     return b.finish(rng, arrivals, session, horizon=60)
 
 
+def shared_leases(rng: Random) -> Json:
+    """The same beside a stage whose jobs share its rate."""
+    program = leases(rng)
+    desk = next(stage for stage in program["stages"] if stage["name"] == "desk")
+    desk["kind"] = {"Ps": num(rng.choice([1, 2]))}
+    return program
+
+
+def forked_leases(rng: Random, *, by_legs: bool = False) -> Json:
+    """Leases of a session, whose legs hold units of the same pool and release them (`by_legs`: and lease them too)."""
+    b = Builder()
+    start, u, w = (b.attr(name, "Size") for name in ("start", "u", "w"))
+    mem = b.pool("mem", float(rng.randint(8, 16)), float(rng.choice([1, 2, 4])))
+    disk = b.pool("disk", float(rng.randint(6, 12)))
+    tool, desk = b.stage("tool", DELAY), b.stage("desk", {"Fifo": rng.randint(1, 2)})
+    look, done = looks(b, mem, disk), b.observe("done")
+
+    def pause() -> tuple[str, Json]:
+        return S, work(tool, num(grains(rng, 0, 2)))
+
+    def lease(after: Json) -> tuple[str, Json]:
+        body = [(S, work(desk, at(w))), *look()]
+        return S, leased(hold([(mem, at(u), None), (disk, num(1), None)], body, None, at(u)), mem, after)
+
+    def leg() -> tuple[str, Json]:
+        release = (S, {"Release": ref(mem)})
+        if by_legs:
+            body = [pause(), lease(num(grains(rng, 0, 6))), *look(), pause(), *look()]
+        else:
+            inside = [(S, work(desk, at(w))), *look(), release, *look(), pause()]
+            body = [pause(), (S, hold([(mem, num(rng.randint(1, 5)), None)], inside, None, at(u))), *look()]
+        return S, {"Fork": Body(body)}
+
+    session = [
+        (S, work(tool, at(start))),
+        lease(num(grains(rng, 0, 4))),
+        leg(),
+        leg(),
+        *look(),
+        lease(at(w)),
+        (S, "Join"),
+        *look(),
+        (S, {"Release": ref(mem)}),
+        *look(),
+        (S, work(tool, at(w))),
+        (S, see(done, ctx("Now"))),
+    ]
+    arrivals = rows(
+        rng, start, (u, lambda: rng.randint(1, 4)), (w, lambda: rng.choice([0, 0.5, grains(rng, 0, 3)])), most=6
+    )
+    return b.finish(rng, arrivals, session, horizon=80)
+
+
 def split_leases(rng: Random, *, cached: bool = False) -> Json:
     """Prefill on one engine, a lease during the copy, decode on another that loads what was copied."""
     b = Builder()
@@ -335,6 +388,8 @@ STRUCTURES: dict[str, Callable[[Random], Json]] = {
     "leases": variant(leases),
     "leases_drawn": variant(leases, draws=True),
     "leases_endless": variant(leases, infinite=True),
+    "shared_leases": variant(shared_leases),
+    "forked_leases": variant(forked_leases),
     "split_leases": variant(split_leases),
     "spills": variant(spills),
     "spills_drawn": variant(spills, draws=True),

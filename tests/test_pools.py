@@ -17,11 +17,11 @@ from compare_runs import (
     run_oracle,
     run_together,
 )
-from generate_pools import NAMES, generate, leased
+from generate_pools import NAMES, forked_leases, generate, leased
 from ir14_builder import DELAY, Builder, Json, S, at, draw, hold, num, of_pool, pool_state, ref, see, work
 
 from serqjax import ir
-from serqjax.check import unsupported
+from serqjax.check import check_program, unsupported
 from serqjax.engine import Capacities, simulate, simulate_many
 from serqjax.ir.structure import skeleton
 from serqjax.report.raw import Verdict
@@ -65,6 +65,41 @@ def test_oracle_equals_the_reference(name: str) -> None:
 def test_engine_equals_the_oracle(name: str) -> None:
     programs = [as_program(generate(name, Random(f"{name}/{k}"))) for k in range(COUNT)]
     for k, (program, run) in enumerate(zip(programs, run_engine(programs))):
+        found = first_difference(run, run_oracle(program))
+        assert found is None, f"program {k} of {name}, engine (a) and oracle (b):\n{found}"
+
+
+def test_leases_of_legs_pass_to_their_session() -> None:
+    pytest.importorskip("pyserq")
+    for k in range(COUNT):
+        source = forked_leases(Random(f"legs/{k}"), by_legs=True)
+        program = as_program(source)
+        found = compare_with_pyserq(source, run_oracle(program), program)
+        assert found is None, f"program {k}:\n{found}"
+        problems = {problem.problem for problem in unsupported(program)}
+        assert problems and all("a lease that a leg takes" in problem for problem in problems)
+
+
+def impatient(program: ir.Program, rng: Random) -> ir.Program:
+    """The program with deadlines wherever a session blocks: it goes to its end, and its scopes are closed."""
+    (end,) = (state.name for state in program.states if isinstance(state.exit, ir.End))
+    states = []
+    for state in program.states:
+        if isinstance(state.exit, ir.Run | ir.Enter) and states:
+            deadline = ir.Deadline(after=ir.Num(rng.randint(1, 8) / 2), target=end)
+            state = msgspec.structs.replace(state, exit=msgspec.structs.replace(state.exit, deadline=deadline))
+        states.append(state)
+    return msgspec.structs.replace(program, states=tuple(states))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["leases", "give_parts_lifo", "held_reserves_lifo", "spills", "timed_lines"])
+def test_deadlines_cut_holds_short(name: str) -> None:
+    """A scope that a deadline closes is released, not leased."""
+    rngs = [Random(f"late/{name}/{k}") for k in range(COUNT)]
+    programs = [impatient(as_program(generate(name, rng)), rng) for rng in rngs]
+    for k, (program, run) in enumerate(zip(programs, run_engine(programs))):
+        check_program(program)
         found = first_difference(run, run_oracle(program))
         assert found is None, f"program {k} of {name}, engine (a) and oracle (b):\n{found}"
 

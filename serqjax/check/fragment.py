@@ -177,6 +177,7 @@ def _refuse_loose(index: Index, problems: Problems) -> None:
     of_legs = {index.states[name].scope for name in legs(index)}
     loose = any(scope.lease is not None for scope in program.scopes)
     for i, state in enumerate(program.states):
+        parts: list[tuple[str, Load | Shrink | Release]]
         parts = [(f"$.states[{i}].ops[{j}].pool", op) for j, op in enumerate(state.ops) if isinstance(op, Load)]
         if isinstance(state.exit, Shrink | Release):
             parts.append((f"$.states[{i}].exit.pool", state.exit))
