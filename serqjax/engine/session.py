@@ -53,9 +53,7 @@ from .access import (
     SLOT_BITS,
     any_of,
     load,
-    load_at,
     lookup,
-    store_at,
     store_column,
     unpack_slot,
     whole,
@@ -66,16 +64,15 @@ from .expr import Draws, Env, Value, evaluate, select
 from .faults import Fault
 from .holds import innermost_of, table
 from .lane import END, END_LEG, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, RELEASE, REQUEST_COLUMNS, SETTLE, Lane
+from .parts import load_units, shrink
 from .plan import draws_in
 from .uniforms import cursor, turn_cursor
 from .views import (
     Attributes,
     amount,
     now_s,
-    outstanding,
     own_entry,
     pool_state,
-    round_up,
     stage_state,
     stray,
     to_ticks,
@@ -278,39 +275,6 @@ def run_op(
 def may_fail(op: Op) -> bool:
     """Whether an op may end the run: then nothing happens after it."""
     return isinstance(op, (Require, Choose, Load)) or any(isinstance(node, Member) for _, node in walk(op))
-
-
-def load_units(w: Lane, pool: int, units: Value, slot: Array, on: Array) -> None:
-    """Units of the innermost hold of a pool are computed without a run."""
-    units = amount(w, units, on, Fault.bad_amount, slot, pool)
-    column = innermost_of(w, slot, pool)
-    w.fail(on & (column < 0), Fault.no_hold, slot, pool)
-    on, at = on & (w.fault == 0), jnp.maximum(column, 0)
-    reached = load_at(w.pos, at, slot) + units
-    w.fail(on & (reached > load_at(w.alloc, at, slot) + 1e-9), Fault.load, slot, pool)
-    w.s["pos"] = store_at(w.pos, at, slot, reached, on)
-    w.s["grown"] = store_at(w.grown, at // len(w.plan.skeleton.pools), slot, True, on)
-
-
-def shrink(w: Lane, pool: int, units: Value, slot: Array, on: Array) -> None:
-    """The innermost hold of a pool gives whole blocks back, never what is computed; all lines are tried."""
-    column = innermost_of(w, slot, pool)
-    w.fail(on & (column < 0), Fault.no_hold, slot, pool)
-    on, at = on & (w.fault == 0), jnp.maximum(column, 0)
-    alloc, pos = load_at(w.alloc, at, slot), load_at(w.pos, at, slot)
-    least_kept = jnp.maximum(round_up(w, pool, jnp.maximum(alloc - units, 0.0)), round_up(w, pool, pos))
-    stays = jnp.minimum(alloc, least_kept)
-    stays, less, on = w.fence(stays, alloc - stays, on)
-    if w.plan.reserving[pool]:
-        before = outstanding(w, at, slot)
-        w.s["reserve"] = store_at(w.reserve, at, slot, load_at(w.reserve, at, slot) - less, on)
-        w.s["alloc"] = store_at(w.alloc, at, slot, stays, on)
-        w.add("promised", pool, outstanding(w, at, slot) - before, on)
-    else:
-        w.s["alloc"] = store_at(w.alloc, at, slot, stays, on)
-    w.add("used", pool, -less, on)
-    w.act(on & (less > 0.0), Action.release, load(w.serial, slot), pool, less)
-    w.pick(on, sweep=0)
 
 
 def plan_implicit(state: State, turn: Turn) -> bool:
