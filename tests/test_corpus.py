@@ -95,8 +95,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {}
 BATCH, LANE = 64, 17
 #: A structure of their own each, of a kind that test_generated.py runs: batches of these are marked slow.
 RARE = {
-    "det_exclusive", "det_granule", "det_only_phase", "flag_idle", "mem_sjf", "pd_det_bottleneck", "pd_det_maxmin",
-    "pd_lease_expiry", "pd_stoch",
+    "det_exclusive", "det_granule", "det_only_phase", "flag_idle", "flows_bottleneck", "forkjoin", "mem_sjf",
+    "pd_det_bottleneck", "pd_det_maxmin", "pd_lease_expiry", "pd_stoch", "ps_limited", "route_jsq", "route_lwl",
 }  # fmt: skip
 #: Run at batch 1 in every run of the tests.
 ALONE = {"det_evict_by", "det_preempt_decode_cached", "det_preempt_none", "det_srpt", "mm1", "text_vllm"}
