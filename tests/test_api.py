@@ -189,14 +189,14 @@ def test_many_programs_in_one_call(prog, many):
 
 
 def test_many_programs_are_checked_before_any_runs(prog, many):
-    shared = ir.ProcessorSharing(ir.Num(1.0))
-    stages = tuple(msgspec.structs.replace(s, kind=shared) if s.name == "tool" else s for s in prog.stages)
-    outside = msgspec.structs.replace(prog, stages=stages)
+    drawn = ir.Order(keys=(ir.Sample("Exp", (ir.Num(1.0),)),), tie="released")
+    pools = tuple(msgspec.structs.replace(pool, evict=drawn) if pool.name == "kv" else pool for pool in prog.pools)
+    outside = msgspec.structs.replace(prog, pools=pools)
     endless = msgspec.structs.replace(prog, horizon_s=None)
     with pytest.raises(sq.ProgramError) as caught:
         sq.run_many([prog, outside, endless])
     text = str(caught.value)
-    assert "programs[1]: " in text and "processor sharing" in text and "programs[2]: " in text
+    assert "programs[1]: " in text and "draws in eviction keys" in text and "programs[2]: " in text
     assert "programs[0]" not in text
     with pytest.raises(ValueError, match="2 programs and 1 seeds"):
         sq.run_many([prog, prog], [1])
