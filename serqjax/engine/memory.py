@@ -270,7 +270,7 @@ def release_scope(w: Lane, slot: Array, part: Part, how: Array, on: Array) -> No
         w.put("lease_slot", jnp.maximum(part.lease, 0), -1, on & (part.lease >= 0))
         for name in ("lease_end", "lease_key", "lease_seq"):
             w.put(name, jnp.maximum(part.lease, 0), FAR, on & (part.lease >= 0))
-    w.s["grown"] = store_at(w.grown, depth, jnp.maximum(slot, 0), False, on & ~part.alone)
+    w.s["grown"] = store_at(w.grown, depth, jnp.maximum(slot, 0), False, on & ~part.alone if plan.loose else on)
     if w.has("stuck"):
         w.put("hopeless", slot, False, on & (how == LEAVE))
     if base is not None:
