@@ -422,7 +422,7 @@ class Blocks:
             return max(request.known, grown(look.ctx["HoldPosition"], request.input))
         if name == "Hit":
             memory = self.tree["stages"][request.stage]["kind"]["Step"].get("memory")
-            own = 0.0 if memory is None else self.machine.pools[memory].state("CachedIn", session.look)
+            own = 0.0 if memory is None else self.machine.pools[memory].state("CachedIn", session, session.look)
             reuse = self.spec(request.stage).get("reuse")
             return own if reuse is None else min(own, max(self.expression(reuse)(look), 0.0))
         return look.ctx[name]
@@ -486,7 +486,7 @@ class Blocks:
         ((kind, first),) = arguments[0].items()
         if kind == "Pool":
             pool = self.place(first)
-            return lambda look: self.machine.pools[pool(look)].state(name, look)
+            return lambda look: self.machine.pools[pool(look)].state(name, look.session, look)
         if kind == "Stage":
             stage = self.place(first)
             if name == "Price":
