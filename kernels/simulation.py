@@ -193,7 +193,7 @@ def simulate(
     """
     from serqjax.check.fragment import unsupported as outside
     from serqjax.engine.host import Batch, SharedProgress, prepare, settings
-    from serqjax.engine.plan import make_plan
+    from serqjax.engine.make_plan import make_plan
     from serqjax.errors import ProgramError
     from serqjax.progress import NoProgress
 
@@ -219,8 +219,8 @@ def lower(program: Any, batch: int, platform: str = "cuda", **options: Any) -> A
     **Raises:** as `kernel_loop`, and what Pallas raises for an operation that it cannot lower.
     """
     from serqjax.engine.host import beginning, prepare, settings
-    from serqjax.engine.lane import Capacities
-    from serqjax.engine.plan import make_plan
+    from serqjax.engine.make_plan import make_plan
+    from serqjax.engine.state import Capacities
 
     prepare()
     plan, numbers, integers = make_plan(program)

@@ -256,7 +256,7 @@ def test_the_shortest_queue_beats_a_random_one_and_lies_above_one_line() -> None
 def test_legs_and_choices_with_all_instances_together() -> None:
     """The form of the loop for accelerators gives the same bits."""
     from serqjax.engine import host
-    from serqjax.engine.plan import make_plan
+    from serqjax.engine.make_plan import make_plan
     from serqjax.engine.step import Config
 
     for name in ("legs_rejected_cached", "members_cached", "route_draws"):

@@ -18,8 +18,8 @@ from serqjax import ir
 from serqjax.engine import Capacities, simulate, simulate_many
 from serqjax.engine import host as engine_host
 from serqjax.engine.host import Batch, SharedProgress, settings
-from serqjax.engine.lane import fields
-from serqjax.engine.plan import make_plan
+from serqjax.engine.make_plan import make_plan
+from serqjax.engine.state import fields
 from serqjax.engine.step import Config
 from serqjax.importers import read_program
 from serqjax.ir import program as p

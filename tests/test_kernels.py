@@ -14,7 +14,7 @@ from kernels.simulation import kernel_loop, lower, simulate, unsupported
 from kernels.tables import RefTable
 from serqjax import engine
 from serqjax.engine.access import choose, either, lookup, rint
-from serqjax.engine.plan import make_plan
+from serqjax.engine.make_plan import make_plan
 from serqjax.engine.step import Config
 from serqjax.tape.chacha import block_uniform_scalars, block_uniforms
 

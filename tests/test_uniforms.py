@@ -14,7 +14,7 @@ import oracle
 from serqjax import ir
 from serqjax.engine import simulate
 from serqjax.engine.host import Batch, SharedProgress, settings
-from serqjax.engine.plan import make_plan
+from serqjax.engine.make_plan import make_plan
 from serqjax.engine.step import Config
 from serqjax.ir import program as p
 from serqjax.progress import NoProgress

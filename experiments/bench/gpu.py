@@ -184,7 +184,7 @@ def on_cpu(program: p.Program, seeds: list[int]) -> list[Any]:
     import jax
 
     from serqjax.engine import host
-    from serqjax.engine.plan import make_plan
+    from serqjax.engine.make_plan import make_plan
     from serqjax.engine.step import Config
     from serqjax.progress import NoProgress
 
@@ -231,15 +231,15 @@ def timed(program: p.Program, batch: int, kernel: bool, deadline: float) -> dict
     import jax
 
     from kernels.simulation import kernel_loop
-    from serqjax.engine import host, lane
+    from serqjax.engine import host, lane, state
     from serqjax.engine.layout import Packed
     from serqjax.engine.loop import loop
-    from serqjax.engine.plan import make_plan
+    from serqjax.engine.make_plan import make_plan
     from serqjax.engine.step import Config
 
     with host.settings():
         plan, numbers, integers = make_plan(program)
-        cap = lane.Capacities(samples=ROWS, requests=ROWS, phases=0)
+        cap = state.Capacities(samples=ROWS, requests=ROWS, phases=0)
         layout, first, memory = host.beginning(plan, cap)
         horizon, warmup, limit = host.run_bounds(program)
         same: dict[str, Any] = {

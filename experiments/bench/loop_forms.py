@@ -56,7 +56,7 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
     import serqjax as sq
     from serqjax.engine import host
     from serqjax.engine.lane import Lane
-    from serqjax.engine.plan import make_plan
+    from serqjax.engine.make_plan import make_plan
     from serqjax.engine.step import Config
     from serqjax.engine.xla import prepare
     from serqjax.ir.expr import Num

@@ -332,9 +332,9 @@ def memory(runs: sq.Runs) -> dict[str, int]:
 
 def memory_of(prog: sq.ir.Program, tape: int) -> dict[str, int]:
     """Bytes of an instance with tables for `LIVE_SESSIONS`; its tape has the size that it had in the runs."""
-    from serqjax.engine.lane import Capacities, fields
-    from serqjax.engine.plan import make_plan
+    from serqjax.engine.make_plan import make_plan
     from serqjax.engine.result import Drained
+    from serqjax.engine.state import Capacities, fields
 
     slots = 1 << LIVE_SESSIONS.bit_length()
     state = fields(make_plan(prog)[0], Capacities(slots=slots, entries=2 * slots, gaps=3 * slots), prog.tick_s)

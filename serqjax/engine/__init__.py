@@ -2,4 +2,4 @@
 
 from .host import simulate as simulate
 from .host import simulate_many as simulate_many
-from .lane import Capacities as Capacities
+from .state import Capacities as Capacities

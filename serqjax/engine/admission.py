@@ -20,8 +20,9 @@ from .entries import entry_env, eviction_keys
 from .expr import Env, Value, evaluate, select
 from .faults import Fault
 from .holds import caches, count_hold, innermost, innermost_of, table, take_of
-from .lane import ADMIT, GIVE, GROW, PREEMPT, REGROW, Lane
+from .lane import Lane
 from .memory import act_at, attr_set
+from .state import ADMIT, GIVE, GROW, PREEMPT, REGROW
 from .uniforms import evict_ready
 from .views import (
     Attributes,

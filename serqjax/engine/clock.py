@@ -24,8 +24,9 @@ from . import estimates, legs, sharing, timed_lines
 from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, rint, store, unpack_slot, whole
 from .expr import Env, Value
 from .faults import Fault
-from .lane import EXPIRE, SETTLE, Lane
+from .lane import Lane
 from .measures import read_gauges
+from .state import EXPIRE, SETTLE
 from .views import asking, to_ticks
 
 #: Time integrals of blocks are kept in two limbs; the high one counts units of 2**LIMB_BITS.

@@ -12,7 +12,7 @@ from ..ir.fixed import FIXED_BITS, VARIABLE_SCALE, IntAffine, IntMax
 from ..ir.program import Step
 from .expr import Draws, Env, Value, evaluate
 from .lane import Lane
-from .plan import CostShape
+from .plan_parts import CostShape
 from .views import memory_held, now_s, pool_state, register_state, rounded_ticks, stage_state, stray
 
 assert VARIABLE_SCALE["Attn"] == 2

@@ -15,7 +15,8 @@ import numpy as np
 from ..report.raw import Action
 from .access import load, store_column
 from .holds import table
-from .lane import JUMP, Lane
+from .lane import Lane
+from .state import JUMP
 from .withdraw import withdraw
 
 

@@ -29,11 +29,13 @@ from ..report.raw import RawRun, Verdict
 from ..tape.streams import trace_choices
 from .access import FAR
 from .faults import Fault
-from .lane import RUNNING, Capacities, Data, Job, Tape, fields
+from .lane import Data, Job, Tape
 from .layout import BUFFERS, Layout, Packed
 from .loop import final_needs, final_waits, loop
-from .plan import Plan, make_plan
+from .make_plan import make_plan
+from .plan import Plan
 from .result import Drained, raw_run
+from .state import RUNNING, Capacities, fields
 from .step import Config, action_margin
 from .tables import likely_sessions, session_data, ticks
 from .xla import prepare

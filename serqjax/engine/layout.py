@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def of(cls, state: dict[str, np.ndarray]) -> Layout:
-        """The layout of one instance's arrays (`lane.fields`)."""
+        """The layout of one instance's arrays (`state.fields`)."""
         made = [(name, str(x.dtype), x.shape) for name, x in state.items()]
         return cls(tuple(x for x in made if x[0] not in BUFFERS), tuple(x for x in made if x[0] in BUFFERS))
 

@@ -13,7 +13,8 @@ from jaxtyping import Array
 
 from .access import FAR, least, load, pack, store, store_column
 from .faults import Fault
-from .lane import NEVER_ADMITTED, Lane
+from .lane import Lane
+from .state import NEVER_ADMITTED
 from .views import Attributes
 
 

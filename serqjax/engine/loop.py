@@ -18,9 +18,10 @@ from jax import lax
 from jaxtyping import Array
 
 from .access import FAR, LANES, OneByOne, Together
-from .lane import RUNNING, Data, Job, Lane, Tape
+from .lane import Data, Job, Lane, Tape
 from .layout import Packed
 from .plan import Plan
+from .state import RUNNING
 from .step import Config, turn
 
 #: Tables are updated in place: without this XLA copies each table before most stores (experiments/bench/notes.md).

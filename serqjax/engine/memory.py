@@ -18,9 +18,10 @@ from .blocks import give_back as give_blocks
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .holds import count_hold, innermost_of, places, table, take_of, taken
-from .lane import END, END_LEG, EXPIRE, HEAD, JUMP, LEAVE, NEWCOMER, PREEMPT, REJECT, RELEASE, TAIL, Lane
+from .lane import Lane
 from .legs import finish_leg, orphan
-from .session import close_request
+from .requests import close_request
+from .state import END, END_LEG, EXPIRE, HEAD, JUMP, LEAVE, NEWCOMER, PREEMPT, REJECT, RELEASE, TAIL
 from .views import (
     Attributes,
     amount,

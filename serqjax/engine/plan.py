@@ -17,10 +17,8 @@ import numpy as np
 
 from ..check.licence import Licence, licence, runs_legs_on_steps
 from ..check.values import chosen_from
-from ..errors import Problem, ProgramError
-from ..ir.expr import Agg, Ctx, Inf, Num, PoolState, Price, Resource, Sample, StageState, Unary
+from ..ir.expr import Agg, Ctx, Inf, Num, PoolState, Price, Resource, StageState, Unary
 from ..ir.fabric import fabrics, shared_stages
-from ..ir.fixed import IntAffine, IntForm, resolve, stage_form
 from ..ir.program import (
     Branch,
     Choose,
@@ -47,7 +45,6 @@ from ..ir.program import (
     Require,
     Respond,
     Run,
-    Scope,
     Share,
     Shrink,
     State,
@@ -55,60 +52,10 @@ from ..ir.program import (
     Turn,
     is_lru,
 )
-from ..ir.structure import skeleton, walk
+from ..ir.structure import walk
 from ..tape.chacha import DRAWS_PER_BLOCK
-from ..tape.draws import draw_count
 from .lines import Line, lines
-
-#: A cost in fixed point whose integers are places in the vector of integers.
-CostShape = IntForm
-
-
-def draws_in(node: Any) -> int:
-    """Upper bound of the uniforms that one evaluation of everything below `node` consumes."""
-    total = 0
-    for _, part in walk(node):
-        if isinstance(part, Choose) and isinstance(part.count, Num):  # its keys are walked once anyway
-            total += draws_in(part.keys) * max(0, int(-part.count.value - 2))
-        if isinstance(part, Sample):
-            if part.dist == "Erlang":
-                k = part.args[0]
-                if not isinstance(k, Num):
-                    raise ProgramError([Problem("$", "Erlang with a computed number of stages", "write a literal")])
-                total += int(-k.value - 1)
-            else:
-                total += draw_count(part.dist, part.args)
-    return total
-
-
-def reads(node: Any, *names: str) -> bool:
-    """Whether an expression below `node` reads one of the context variables."""
-    return any(isinstance(part, Ctx) and part.name in names for _, part in walk(node))
-
-
-@dataclasses.dataclass(frozen=True)
-class ScopePlan:
-    """A scope with indices: `depth` from 0, `parent` or -1.
-
-    `takes`: of each take the pools that it may mean, one or the members of an array; `pools`: all of them, once.
-    """
-
-    scope: Scope
-    depth: int
-    parent: int
-    takes: tuple[tuple[int, ...], ...]
-    pools: tuple[int, ...]
-    reentry: int
-
-
-@dataclasses.dataclass(frozen=True)
-class StagePlan:
-    """A stage: its kind, memory pool or -1, whether the cost is in fixed point (form) or None."""
-
-    kind: Any
-    memory: int
-    form: Any
-    admits: tuple[int, ...]
+from .plan_parts import CostShape, ScopePlan, StagePlan, draws_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -732,28 +679,3 @@ def members(parts: tuple[Any, ...], array: str) -> tuple[int, ...]:
     """Places of the members of an array, by their index."""
     found = [(part.index or 0, i) for i, part in enumerate(parts) if part.array == array]
     return tuple(i for _, i in sorted(found))
-
-
-def make_plan(program: Program) -> tuple[Plan, tuple[float, ...], tuple[int, ...]]:
-    """The plan of a program, its numbers and the integers of its costs, in the order in which the plan reads them."""
-    shape, numbers = skeleton(program)
-    params = {p.name: p.value for p in program.params}
-    forms: list[CostShape | None] = []
-    integers: list[int] = []
-    for stage in program.stages:
-        form = stage_form(program, stage.kind) if isinstance(stage.kind, Step) else None
-        forms.append(None if form is None else _shape(resolve(form, params, program.tick_s), integers))
-    return Plan(shape, tuple(forms)), numbers, tuple(integers)
-
-
-def _shape(form: IntForm, integers: list[int]) -> CostShape:
-    """The tree of a cost with each integer replaced by its place in `integers`."""
-    if isinstance(form, IntAffine):
-        integers.append(form.constant)
-        constant = len(integers) - 1
-        terms = []
-        for name, coefficient in form.terms:
-            integers.append(coefficient)
-            terms.append((name, len(integers) - 1))
-        return IntAffine(constant, tuple(terms))
-    return type(form)(tuple(_shape(part, integers) for part in form.parts))

@@ -23,7 +23,8 @@ from .clock import append_in_order, next_event
 from .cost import cost
 from .expr import Env, Value, evaluate, select
 from .faults import Fault
-from .lane import EVENT, GIVE, NEVER_ADMITTED, STAGES, Lane
+from .lane import Lane
+from .state import EVENT, GIVE, NEVER_ADMITTED, STAGES
 from .uniforms import machine_cursor, machine_drawn, machine_ready
 from .views import (
     budget_and_chunk,

@@ -18,10 +18,10 @@ from ..report.raw import Action, PoolTotals, RawRun, RequestStatus, StageTotals,
 from .access import FAR
 from .clock import LIMB_BITS
 from .faults import SENTENCES, Fault
-from .lane import POINT_COLUMNS, REQUEST_COLUMNS, RUNNING
 from .layout import BUFFERS
 from .measures import claim_totals
 from .plan import Plan
+from .state import POINT_COLUMNS, REQUEST_COLUMNS, RUNNING
 from .tables import ticks
 
 LIVELOCK = (

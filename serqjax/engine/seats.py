@@ -15,9 +15,10 @@ from ..ir.program import Run
 from .access import FAR, SLOT_BITS, least, load, load_at, pack, store
 from .clock import find_next_wake
 from .faults import Fault
-from .lane import Lane, session_axes
+from .lane import Lane
 from .plan import Plan
 from .session import runs
+from .state import session_axes
 
 #: Keys that name their row in the low bits.
 KEYS = ("ready", "wake_key", "line_seq", "line_key", "waits_key", "deadline_key")

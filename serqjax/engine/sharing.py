@@ -22,7 +22,8 @@ from .access import FAR, SLOT_BITS, load, lookup
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .flows import flow_rates
-from .lane import EVENT, SETTLE, Lane
+from .lane import Lane
+from .state import EVENT, SETTLE
 from .uniforms import machine_cursor, machine_drawn, machine_ready
 from .views import holds_link, now_s, pool_state, remaining, rounded_ticks, stage_state, stray
 

@@ -46,8 +46,9 @@ from . import (
 )
 from .access import AbstractLanes, either
 from .faults import Fault
-from .lane import EVENT, SETTLE, STAGES, Data, Job, Lane, Tape
+from .lane import Data, Job, Lane, Tape
 from .plan import Plan
+from .state import EVENT, SETTLE, STAGES
 from .uniforms import draw_ahead
 from .views import cap
 

@@ -31,7 +31,7 @@ from .clock import Limbs, next_event, number_index, pass_time
 from .cost import carried, fixed_cost, float_cost
 from .lane import Lane
 from .measures import read_gauges
-from .plan import CostShape
+from .plan_parts import CostShape
 from .views import cap, has_work, memory_held
 
 #: Iterations of one window, and ticks of one step of it, at most, so that no product leaves 64 bits.
