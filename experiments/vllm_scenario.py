@@ -68,7 +68,7 @@ class Scripted(AbstractWorkload):
             after = [think for _, _, think in session.turns[1:]] + [0.0]
             turns.append(tuple((new, out, think) for (new, out, _), think in zip(session.turns, after)))
         columns = ("place", "priority")
-        if deployment.shared_prefixes:  # type: ignore[attr-defined]
+        if isinstance(deployment, deployments.Vllm) and deployment.shared_prefixes:
             columns += ("group", "prefix")
         rows = tuple((float(place), session.priority, session.group, session.prefix)[: len(columns)]
                      for place, session in self.rows)

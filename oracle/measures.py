@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from serqjax.ir import expr
@@ -69,11 +69,11 @@ class Claims:
             if given is not None and totals.outside < 0 and given(session.look) == 0.0:
                 totals.outside = session.serial
 
-    def iteration_starts(self, stage: int, variables: Mapping[str, float]) -> None:
+    def iteration_starts(self, stage: int, variables: dict[str, float]) -> None:
         """`variables`: what the cost of the iteration sees, `Demand`, `Served` and `Arrived`."""
         for totals, some, f in self.over[stage]:
             if totals.outside < 0:
-                look = Look([], self.machine.machine_stream, None, variables)  # type: ignore[arg-type]
+                look = Look([], self.machine.machine_stream, None, variables)
                 self.count(totals, f(look), witness=some)
 
     def run_ends(self) -> None:

@@ -208,7 +208,7 @@ def write(expr: Expr | Resource) -> str:
     return ast.unparse(_tree(expr))
 
 
-_TREE_OPERATORS = {name: made for made, name in [*_BINARY.items(), *_COMPARE.items()]}
+_TREE_OPERATORS: dict[str, Any] = {name: made for made, name in [*_BINARY.items(), *_COMPARE.items()]}
 
 
 def _tree(node: Any) -> ast.expr:
@@ -234,9 +234,9 @@ def _tree(node: Any) -> ast.expr:
                 left[:1] = [left[0].a, left[0].b]
             return ast.BoolOp(ast.And() if op == "And" else ast.Or(), [_tree(v) for v in [*left, b]])
         case Binary(op, a, b) if op in _BINARY.values():
-            return ast.BinOp(_tree(a), _TREE_OPERATORS[op](), _tree(b))  # type: ignore[arg-type]
+            return ast.BinOp(_tree(a), _TREE_OPERATORS[op](), _tree(b))
         case Binary(op, a, b):
-            return ast.Compare(_tree(a), [_TREE_OPERATORS[op]()], [_tree(b)])  # type: ignore[list-item]
+            return ast.Compare(_tree(a), [_TREE_OPERATORS[op]()], [_tree(b)])
         case Cond(test, then, orelse):
             return ast.IfExp(_tree(test), _tree(then), _tree(orelse))
     # state of a pool or stage, `Price`: a function of its other fields

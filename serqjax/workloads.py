@@ -182,7 +182,7 @@ class MultiTurn(AbstractWorkload):
         return Patience(self.timeout_s, self.retries)
 
     def __post_init__(self) -> None:
-        self._patience  # noqa: B018
+        Patience(self.timeout_s, self.retries)  # refuses what makes no sense
         _positive("session_rate", self.session_rate)
         _whole("turns", self.turns, 1)
         _whole("context_limit", self.context_limit, 1)
@@ -284,7 +284,7 @@ class Requests(AbstractWorkload):
         return Patience(self.timeout_s, self.retries)
 
     def __post_init__(self) -> None:
-        self._patience  # noqa: B018
+        Patience(self.timeout_s, self.retries)  # refuses what makes no sense
         _distribution("priority", self.priority or 0.0, -math.inf)
         if self.request_rate != math.inf:
             _positive("request_rate", self.request_rate)

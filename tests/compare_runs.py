@@ -11,8 +11,9 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,24 @@ def run_pyserq(program: Mapping[str, Any] | str, folder: Path | None = None) -> 
         row.name: {"n": len(row.times), "time": row.times, "value": row.values} for row in report.gauges.values()
     }
     return ReferenceRun(json.loads(report.json()), samples)
+
+
+def accepted_by_pyserq(make: Callable[[Random], Any], label: str, count: int) -> list[Any]:
+    """`count` generated programs that pyserq accepts; which they are depends on `make` and `label` alone."""
+    import pyserq
+
+    found, k = [], 0
+    while len(found) < count:
+        candidate = make(Random(f"{label}/{k}"))
+        k += 1
+        try:
+            pyserq.Program.from_json(json.dumps(candidate))
+        except Exception:
+            if k > 3 * count + 10:
+                raise
+            continue
+        found.append(candidate)
+    return found
 
 
 def compare_with_pyserq(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from compare_runs import first_difference
 import serqjax as sq
 from serqjax import deployments, workloads
 from serqjax.builder import compose
-from serqjax.deployments.fleet import ROUTERS
+from serqjax.deployments.fleet import ROUTERS, Router
 from serqjax.engine import simulate
 from serqjax.report.raw import RawRun
 
@@ -26,8 +26,8 @@ def requests(**changes: Any) -> workloads.Requests:
     return workloads.requests(**(given | changes))
 
 
-def run(router: str, n: int, workload: Any = None, seed: int = 3) -> RawRun:
-    fleet = deployments.replicas(ENGINE, n, router=router)  # type: ignore[arg-type]
+def run(router: Router, n: int, workload: Any = None, seed: int = 3) -> RawRun:
+    fleet = deployments.replicas(ENGINE, n, router=router)
     program = compose(fleet, requests() if workload is None else workload, seed=seed)
     sq.check(program)
     return oracle.simulate(program)
@@ -51,8 +51,8 @@ def test_round_robin_deals_in_turn() -> None:
 
 
 def test_the_shortest_queue_beats_a_random_one() -> None:
-    waits = {router: np.mean([ttft_s(run(router, 3, seed=seed)).mean() for seed in range(3)])
-             for router in ("random", "least_requests")}  # fmt: skip
+    pair: tuple[Router, Router] = ("random", "least_requests")
+    waits = {router: np.mean([ttft_s(run(router, 3, seed=seed)).mean() for seed in range(3)]) for router in pair}
     assert waits["least_requests"] < 0.7 * waits["random"]
 
 
@@ -61,7 +61,8 @@ def test_affinity_finds_the_session_again() -> None:
     work = workloads.sessions(session_rate=0.15, first_prompt=300, new_prompt=60, output_len=30, think_s=2.0,
                               num_sessions=40)  # fmt: skip
     found = {}
-    for router in ("random", "prefix_affinity"):
+    pair: tuple[Router, Router] = ("random", "prefix_affinity")
+    for router in pair:
         raw = run(router, 4, work)
         program = compose(deployments.replicas(ENGINE, 4), work)
         found[router] = raw.samples_value[raw.samples_observe == program.observes.index("vllm.reused")].sum()
@@ -77,8 +78,8 @@ def test_one_replica_is_the_engine_alone() -> None:
 
 @pytest.mark.parametrize("router", ["least_requests", *(pytest.param(r, marks=pytest.mark.slow) for r in ROUTERS
                                                         if r != "least_requests")])  # fmt: skip
-def test_the_array_engine_does_the_same(router: str) -> None:
-    fleet = deployments.replicas([ENGINE, ENGINE.replace(max_num_seqs=2, num_gpu_blocks=100)], router=router)  # type: ignore[arg-type]
+def test_the_array_engine_does_the_same(router: Router) -> None:
+    fleet = deployments.replicas([ENGINE, ENGINE.replace(max_num_seqs=2, num_gpu_blocks=100)], router=router)
     work = workloads.sessions(session_rate=0.3, first_prompt=200, new_prompt=60, output_len=workloads.uniform(5, 60),
                               think_s=2.0, num_sessions=12)  # fmt: skip
     program = compose(fleet, work)
@@ -103,7 +104,7 @@ def test_refusals(arguments: Any, message: str) -> None:
 
 def test_an_unknown_router_is_named() -> None:
     with pytest.raises(sq.ProgramError) as caught:
-        deployments.replicas(ENGINE, 2, router="sticky")  # type: ignore[arg-type]
+        deployments.replicas(ENGINE, 2, router=cast(Any, "sticky"))
     assert "router: 'sticky' is not known; use one of round_robin, random" in str(caught.value)
 
 

@@ -10,11 +10,18 @@ import json
 import os
 import re
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from compare_runs import as_program, compare_with_pyserq, first_difference, run_engine, run_oracle, run_pyserq
+from compare_runs import (
+    accepted_by_pyserq,
+    as_program,
+    compare_with_pyserq,
+    first_difference,
+    run_engine,
+    run_oracle,
+    run_pyserq,
+)
 from generate import NAMES, generate
 from helpers import ROOT
 from shrink import shrink, to_text, valid_and
@@ -41,20 +48,7 @@ STORED = sorted((ROOT / "tests" / "data" / "cases").glob("*.json"))
 
 def programs_of(name: str, count: int, label: str = "") -> list[Any]:
     """Programs of a structure that the reference accepts; the k-th depends on the name and k alone."""
-    import pyserq
-
-    found, k = [], 0
-    while len(found) < count:
-        candidate = generate(name, Random(f"{label}{name}/{k}"))
-        k += 1
-        try:
-            pyserq.Program.from_json(json.dumps(candidate))
-        except Exception:
-            if k > 3 * count + 10:
-                raise
-            continue
-        found.append(candidate)
-    return found
+    return accepted_by_pyserq(lambda rng: generate(name, rng), f"{label}{name}", count)
 
 
 def engine_difference(source: Any) -> str | None:

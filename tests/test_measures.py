@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compare_runs import as_program, compare_with_pyserq, exact_difference, first_difference, run_engine, run_oracle
+from compare_runs import (
+    accepted_by_pyserq,
+    as_program,
+    compare_with_pyserq,
+    exact_difference,
+    first_difference,
+    run_engine,
+    run_oracle,
+)
 from ir14_builder import Json, add, op, pool_state, stage_state
 from measured import MEASURED
 from test_check import change, engine_program, queue_program
@@ -34,19 +42,7 @@ QUICK = {"measured_memory_fifo"}
 
 
 def sources_of(name: str, count: int) -> list[Json]:
-    import pyserq
-
-    found, k = [], 0
-    while len(found) < count:
-        candidate = MEASURED[name](Random(f"{name}/{k}"))
-        k += 1
-        try:
-            pyserq.Program.from_json(json.dumps(candidate))
-        except Exception:
-            assert k < 3 * count + 10
-            continue
-        found.append(candidate)
-    return found
+    return accepted_by_pyserq(MEASURED[name], name, count)
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 from compare_runs import (
+    accepted_by_pyserq,
     as_program,
     compare_with_pyserq,
     exact_difference,
@@ -33,19 +33,7 @@ COUNT = 16
 
 def programs_of(name: str, count: int) -> list[Json]:
     """Programs of a structure that the reference accepts; the k-th depends on the name and k alone."""
-    pyserq = pytest.importorskip("pyserq")
-    found, k = [], 0
-    while len(found) < count:
-        candidate = generate(name, Random(f"{name}/{k}"))
-        k += 1
-        try:
-            pyserq.Program.from_json(json.dumps(candidate))
-        except Exception:
-            if k > 3 * count + 10:
-                raise
-            continue
-        found.append(candidate)
-    return found
+    return accepted_by_pyserq(lambda rng: generate(name, rng), name, count)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,7 +178,7 @@ def test_a_full_table_of_leases_grows() -> None:
     (few,) = simulate(program, [1], capacities=Capacities(slots=32, leases=2))
     assert few is not None and few.verdict is Verdict.capacity and "leases" in few.cause
     (enough,) = simulate(program, [1])
-    assert first_difference(enough, run_oracle(program, 1)) is None  # type: ignore[arg-type]
+    assert enough is not None and first_difference(enough, run_oracle(program, 1)) is None
 
 
 # ---------------------------------------------------------------- what the array engine leaves to the oracle

@@ -19,6 +19,7 @@ import oracle
 from serqjax import ir
 from serqjax.check import as_text, check_program, describe, find_problems, unsupported
 from serqjax.engine.step import Config
+from serqjax.ir.expr import BinaryOp
 from serqjax.ir.fabric import Fabric, fabrics, shared_stages
 from serqjax.ir.structure import skeleton
 from serqjax.report.raw import RawRun, Verdict
@@ -28,8 +29,8 @@ ZERO, ONE = ir.Num(0.0), ir.Num(1.0)
 NOW, N = ir.Ctx("Now"), ir.Ctx("N")
 
 
-def op(name: str, a: ir.Expr, b: ir.Expr) -> ir.Binary:
-    return ir.Binary(name, a, b)  # type: ignore[arg-type]
+def op(name: BinaryOp, a: ir.Expr, b: ir.Expr) -> ir.Binary:
+    return ir.Binary(name, a, b)
 
 
 def session(runs: Sequence[ir.Run], rows: Sequence[Sequence[float]], **fields: Any) -> ir.Program:

@@ -22,7 +22,7 @@ Router = Literal["round_robin", "random", "least_requests", "least_kv", "prefix_
 
 _REQUESTS = "Holders(reqs[replica]) + Queued(reqs[replica])"
 #: Keys of each router, read for every replica.
-ROUTERS: dict[str, tuple[str, ...]] = {
+ROUTERS: dict[Router, tuple[str, ...]] = {
     # who has got the fewest requests so far
     "round_robin": ("Joined(reqs[replica])",),
     "random": ("~Uniform(0, 1)",),
@@ -42,7 +42,7 @@ class Replicas(AbstractDeployment):
     """See `replicas`."""
 
     engines: tuple[Vllm, ...]
-    router: str
+    router: Router
 
     def __post_init__(self) -> None:
         if not self.engines:

@@ -8,7 +8,7 @@ a program is missing from its picture.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ..builder import write
 from ..check.describe import DISCIPLINE
 from ..check.facts import PoolFacts, StageFacts
 from ..check.index import Index, targets
-from ..ir.expr import Inf, Node, Param
+from ..ir.expr import Expr, Inf, Node, Param
 from ..ir.program import (
     Branch,
     Deadline,
@@ -49,7 +49,7 @@ def phrase(value: Any) -> str:
     if isinstance(value, Order):
         return order_words(value)
     if isinstance(value, Node):
-        return write(value)  # type: ignore[arg-type]
+        return write(cast(Expr, value))
     if isinstance(value, tuple):
         return (", " if all(isinstance(v, Node | str) for v in value) else "; ").join(phrase(v) for v in value)
     if isinstance(value, msgspec.Struct):
