@@ -44,7 +44,7 @@ def unsupported(plan: Plan) -> list[str]:
         found.append("a latency: it is passed by the phases of sharing stages")
     if plan.has_cache:
         found.append("a pool that caches: finding a free entry needs 64-bit argmax, which Triton does not lower")
-    if plan.sharing:
+    if plan.by_content:
         found.append("a pool whose blocks are shared by content: it searches and scatters vectors")
     if plan.has_growth:
         found.append("a pool that grows: its column is read from a constant array, which a kernel cannot hold")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from generate import GRAIN, cost_dyadic, engine, explicit, grains, variant
+from generate import engine, variant
+from generate_parts import GRAIN, cost_dyadic, explicit, grains
 from ir14_builder import (
     CACHED,
     COMPUTED,

@@ -10,19 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 from helpers import shared_dir
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from serqjax.check import as_text, check_program, describe, find_problems, unsupported
 from serqjax.check.bounds import Bound
-from serqjax.check.facts import facts_of
 from serqjax.check.index import Index
 from serqjax.check.moments import MOMENTS
 from serqjax.check.values import Wholeness, constant, span
 from serqjax.errors import ProgramError
 from serqjax.ir import expr as e
 from serqjax.ir import program as p
-from serqjax.ir.structure import walk
 
 ONE, ZERO = e.Num(1.0), e.Num(0.0)
 NAN, BELOW = e.Num(math.nan), e.Num(-1.0)
@@ -588,9 +584,6 @@ def test_long_and_large_runs_are_allowed() -> None:
     assert find_problems(change(queue_program(), ("states[0].exit.work", e.Num(1e6)))) == []
 
 
-# ---------------------------------------------------------------- what the array engine cannot run
-
-
 def deep(depth: int) -> p.Program:
     names = [f"s{i}" for i in range(depth)]
     return msgspec.structs.replace(
@@ -607,37 +600,6 @@ def deep(depth: int) -> p.Program:
             p.State(name="end", exit=p.End(), scope=names[-1]),
         ),
     )
-
-
-UNSUPPORTED: list[tuple[p.Program, str, str]] = [
-    (change(queue_program(), ("states[0].ops[0]", p.Choose("size", attr("size"), (ONE,)))),
-     "$.states[0].ops[0].count", "a computed count of a choice whose keys index no array"),
-    (change(queue_program(), ("states[0].ops[0]", p.Choose("size", attr("size"), (e.Sample("Exp", (ONE,)),)))),
-     "$.states[0].ops[0].count", "a computed count of a choice whose keys draw"),
-    (change(queue_program(), ("states[0].ops[0]", p.Choose("size", e.Num(5000.0), (ONE,)))),
-     "$.states[0].ops[0].count", "a choice among 5000 (at most 4096)"),
-    (change(queue_program(), ("states[0].ops[0]", p.Choose("size", e.Num(600.0), (e.Sample("Exp", (ONE,)),)))),
-     "$.states[0].ops[0].count", "a choice that draws 600 times (at most 512)"),
-    (change(queue_program(), ("states[0].ops[0].value", e.Sample("Erlang", (e.Param("rate"), ONE)))),
-     "$.states[0].ops[0].value", "number of stages is computed"),
-    (change(engine_program(), ("pools[1].evict.keys[0]", e.Sample("Exp", (ONE,)))), "$.pools[1].evict.keys[0]",
-     "draws in eviction keys"),
-    (deep(5), "$.scopes[4]", "5 scopes inside each other"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("program", "path", "text"), UNSUPPORTED, ids=[u[2] for u in UNSUPPORTED])
-def test_unsupported(program: p.Program, path: str, text: str) -> None:
-    check_program(program)  # valid all the same
-    found = unsupported(program)
-    assert [x.path for x in found] == [path]
-    assert text in found[0].problem and "does not run" in found[0].problem and "oracle" in found[0].hint
-    assert describe(program)["unsupported"][0]["path"] == path
-
-
-def test_nested_scopes_are_supported_to_four() -> None:
-    assert check_program(deep(4)).max_depth == 4
-    assert unsupported(deep(4)) == []
 
 
 # ---------------------------------------------------------------- values
@@ -710,55 +672,6 @@ def test_reference_program_passes(name: str) -> None:
     assert unsupported(program) == []
     assert all(stage.fixed_point for stage in facts.stages if stage.kind == "step")
     assert json.dumps(describe(program, facts), allow_nan=False)
-
-
-# ---------------------------------------------------------------- broken programs
-
-WRECKAGE = (
-    None, 0, -1, 7, 0.5, -3.0, 1e300, math.nan, math.inf, "", "kv", "E", "serve", "request", "nowhere", True, (),
-    ONE, ZERO, BELOW, NAN, e.Inf(), e.Param("again"), e.Param("x"), attr("input"), attr("x"), e.Ctx("Now"),
-    e.Ctx("Size"), e.Member("kv", attr("input")), e.Member("kv", e.Inf()), e.Sample("Exp", ()),
-    e.Sample("Erlang", (attr("input"), ONE)), e.Call("Floor", (ONE, ONE)), e.PoolState("Used", "E"),
-    e.StageState("BudgetLeft", "tool"), e.Price("E", ONE, ONE), e.Binary("Div", ONE, ZERO), e.Cond(NAN, ONE, ONE),
-    e.Binary("Pow", e.Num(1e300), e.Num(1e300)), p.End(), p.Goto("turn"), p.Leave("turn"), p.Enter("request"),
-    p.Grow("kv", ONE, "end"), p.Fork("turn", "end"), p.Join("end"), p.EndLeg(), p.Turn(),
-    p.Choose("input", ONE, (attr("input"),)), p.Choose("input", e.Inf(), (NAN,)), p.Drop("kv"), p.Load("kv", ONE),
-    p.Shrink("kv", ONE, "end"), p.Release("kv", "end"), p.Lease(pool="kv", after_s=ONE),
-    p.Spill(to="kv", via="E", work=ONE, when=ONE), p.Delay(), p.Fifo(ONE), p.NoArrival(), p.Closed(e.Num(3.0)),
-    p.Deadline(after=ONE, target="turn"), p.Order(tie="queued"), ((1.0,), (2.0,)),
-)  # fmt: skip
-
-
-def wreck(program: p.Program, data: st.DataObject) -> p.Program:
-    """One random part replaced: by rubbish, or by another part of its kind."""
-    places = dict(walk(program))
-    path = data.draw(st.sampled_from(list(places)[1:]), label="place")
-    kind = e.Node if isinstance(places[path], e.Node) else type(places[path])
-    alike = [node for node in places.values() if isinstance(node, kind)]
-    value = data.draw(st.sampled_from(WRECKAGE) | st.sampled_from(alike) | st.sampled_from(alike), label="value")
-    return replaced(program, steps_of(path[1:]), value)
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(data=st.data(), base=st.sampled_from(sorted(BASE)))
-def test_broken_programs_raise_only_program_errors(data: st.DataObject, base: str) -> None:
-    program = BASE[base]()
-    for _ in range(data.draw(st.integers(1, 3))):
-        try:
-            program = wreck(program, data)
-        except (AttributeError, TypeError):  # an earlier wreck removed the place
-            break
-    try:
-        facts = check_program(program)
-    except ProgramError as error:
-        assert error.problems and all(x.path.startswith("$") and x.problem for x in error.problems)
-        assert len(str(error)) <= 4000
-        return
-    assert facts == facts_of(program)
-    assert hash(facts) is not None
-    unsupported(program)
-    json.dumps(describe(program, facts), allow_nan=False)
-    as_text(program, facts)
 
 
 def test_deep_expressions_are_told() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from serqjax.report.latency import gap_sample, latency_samples, one_run, over_ru
 from serqjax.report.raw import PoolTotals, RawRun, RequestStatus, StageTotals, Verdict
 from serqjax.report.reference import client_observations, reference_report
 from serqjax.report.requests import COLUMNS, request_counts, requests_table
-from serqjax.report.samples import samples_frame, write_samples
 from serqjax.report.statistics import batch_means, bucket_quantile, describe, merge_buckets, nearest_rank
 from serqjax.report.summary import summarize
 from serqjax.report.units import plain, seconds
@@ -534,7 +532,7 @@ def test_refused_requests_are_no_backlog():
 # ---------------------------------------------------------------- summaries and documents
 
 
-def _small_batch():
+def small_batch():
     samples = [(0, 5.0, 0, 1, 2.0), (0, 6.0, 1, 1, 4.0)]
     runs = [run_of([request(0, 1, 3 + s, 3), request(1, 2, 4, 2)], seed=s, stages=[gaps_of(1.0, 1.0, 2.0)],
                    verdict=Verdict.drained, samples=samples) for s in range(3)]
@@ -543,7 +541,7 @@ def _small_batch():
 
 
 def test_summary_counts_verdicts_and_leaves_out_what_did_not_run():
-    summary = summarize(program(observes=("done",)), _small_batch())
+    summary = summarize(program(observes=("done",)), small_batch())
     assert summary.verdict_counts() == {
         "drained": {"count": 3, "causes": {}},
         "capacity": {"count": 1, "causes": {"table `slots`: raise slots": 1}},
@@ -583,7 +581,7 @@ def test_summary_of_nothing_is_refused():
 
 
 def test_documents():
-    own, raws = program(observes=("done",)), _small_batch()
+    own, raws = program(observes=("done",)), small_batch()
     one = run_document(own, raws[0])
     assert list(one) == ["report", "verdict", "cause", "requests", "latency"]
     assert one["verdict"] == "drained" and one["cause"] == ""
@@ -593,12 +591,12 @@ def test_documents():
     assert many["runs"][3]["verdict"] == "capacity"
     assert many["runs"][3]["cause"] == "table `slots`: raise slots"
     assert many["runs"][0]["report"] == one["report"] == reference_report(own, raws[0])
-    assert dumps(many) == dumps(batch_document(own, _small_batch()))
+    assert dumps(many) == dumps(batch_document(own, small_batch()))
     json.loads(dumps(many), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def test_the_text_names_all_four_latencies_with_units_and_adds_up():
-    text = str(summarize(program(observes=("done",)), _small_batch()))
+    text = str(summarize(program(observes=("done",)), small_batch()))
     for word in ("TTFT (s)", "TPOT (s)", "ITL (s)", "E2E (s)", "p50", "p99", "Stages", "Pools", "kv", "3 drained"):
         assert word in text
     assert "Requests: 7 in = 6 finished + 1 running + 0 queued + 0 rejected" in text
@@ -607,7 +605,7 @@ def test_the_text_names_all_four_latencies_with_units_and_adds_up():
 
 
 def test_summary_in_notebooks_and_frames():
-    summary = summarize(program(), _small_batch())
+    summary = summarize(program(), small_batch())
     frame = summary.to_polars()
     assert frame.columns[:4] == ["group", "name", "statistic", "value"]
     assert frame["value"].is_nan().sum() == 0
@@ -616,62 +614,6 @@ def test_summary_in_notebooks_and_frames():
     assert each.columns == ["seed", "metric", "mean", "p50", "p90", "p95", "p99"]
     assert each.filter(each["metric"] == "e2e_s")["mean"].to_list() == [3.0, 3.5, 4.0]
     assert summary._repr_html_().startswith("<pre>")
-
-
-# ---------------------------------------------------------------- samples
-
-
-def test_samples_file(tmp_path):
-    polars = pytest.importorskip("polars")
-    own = program(observes=("done", "none"))
-    path = tmp_path / "samples.parquet"
-    write_samples(path, own, _small_batch()[:2])
-    frame = polars.read_parquet(path)
-    assert frame.columns == ["run", "observation", "time_s", "session", "turn", "value"]
-    done = frame.filter(polars.col("observation") == "done")
-    assert done.rows() == [(r, "done", 5.0 + i, i, 1, 2.0 + 2 * i) for r in (0, 1) for i in (0, 1)]
-    ttft = frame.filter(polars.col("observation") == "client.ttft")
-    assert ttft["value"].to_list() == [1.0] * 4
-    assert samples_frame(own, []).height == 0
-    with pytest.raises(ValueError, match=r"the format is Parquet, let the name end in \.parquet"):
-        write_samples(tmp_path / "samples.csv", own, [])
-    with pytest.raises(FileNotFoundError, match="does not exist, create it first"):
-        write_samples(tmp_path / "no" / "samples.parquet", own, [])
-
-
-# ---------------------------------------------------------------- figures
-
-
-def test_the_figure_is_a_picture_and_repeats(tmp_path):
-    pytest.importorskip("matplotlib")
-    from serqjax.plot.latency import latency_figure
-
-    raws = [run_of([request(i, i + 1 + s / 9, i + 2 + s / 5 + i / 50, 5) for i in range(40)]
-                   + [request(95, status=QUEUED)], seed=s) for s in range(4)]
-    fig = latency_figure(program(), raws, tmp_path / "a.png")
-    latency_figure(program(), raws, tmp_path / "b.png")
-    data = (tmp_path / "a.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n" and data == (tmp_path / "b.png").read_bytes()
-    labels = [ax.get_xlabel() for ax in fig.axes]
-    assert labels == ["TTFT (s)", "TPOT (ms)", "E2E (s)"]
-    assert all(ax.get_xscale() == "log" and ax.get_title("left") for ax in fig.axes)
-    legend = fig.axes[0].get_legend()
-    assert legend is not None
-    assert {t.get_text() for t in legend.get_texts()} == {"all requests", "5% to 95% of 4 seeds", "4 unfinished"}
-    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
-
-
-def test_the_figure_of_little_or_nothing(tmp_path):
-    pytest.importorskip("matplotlib")
-    from serqjax.plot.latency import draw_latencies, latency_figure
-
-    fig, axes = draw_latencies(requests_table(run_of([request(0, status=QUEUED)])))
-    assert len(axes) == 1 and axes[0].texts[0].get_text() == "no finished request"
-    latency_figure(program(), run_of([request(0, 1, 3, 3)]), tmp_path / "one.pdf")
-    with pytest.raises(ValueError, match=r"the name must end in \.png, \.pdf, \.svg"):
-        latency_figure(program(), [], tmp_path / "a.jpg")
-    with pytest.raises(FileNotFoundError, match="does not exist, create it first"):
-        latency_figure(program(), [], tmp_path / "no" / "a.png")
 
 
 # ---------------------------------------------------------------- comparing

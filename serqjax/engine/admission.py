@@ -159,7 +159,7 @@ class Header:
     def look_up(self) -> None:
         """Blocks of other sessions that the hold would share: at most what it may reuse and what it takes."""
         w, plan = self.w, self.w.plan
-        for pool in plan.sharing:
+        for pool in plan.by_content:
             self.found[pool] = found = Lookups(w, self.slot, self.attrs.get, self.made)(pool)
             most = jnp.minimum(jnp.maximum(self.reuse, 0.0), round_up(w, pool, self.units[pool]))
             take = take_of(w, self.slot, self.scope, pool)
@@ -271,7 +271,7 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     w.fail(on & jnp.isnan(header.reuse), Fault.bad_amount, slot, -1)
     kept = {p for s in plan.scopes for t, ps in zip(s.scope.takes, s.takes) if t.keep is not None for p in ps}
     for pool in range(n):
-        if pool not in kept or pool in plan.sharing:
+        if pool not in kept or pool in plan.by_content:
             continue
         take = take_of(w, slot, header.scope, pool)
         here = on & header.takes[pool] & caches(w, header.scope, pool, take)
@@ -287,7 +287,7 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
             w.dead_seq = w.dead_seq + here
         w.add("cached", pool, -taken, here)
         (own[pool],) = w.fence(jnp.where(here, taken, 0.0))
-    for pool in plan.sharing:
+    for pool in plan.by_content:
         chain = Chain.of(w, pool, slot, expressions(w, pool, header.attrs.get))
         here = on & header.takes[pool]
         w.fail(here & ~chain.valid(), Fault.bad_amount, slot, pool)
@@ -542,15 +542,15 @@ def allocate(w: Lane) -> None:
     n = len(plan.skeleton.pools)
     room = ~jnp.any(w.spilled > 0) if plan.has_spills else jnp.bool_(True)
     for p in range(n):
-        if plan.finite[p] and p not in plan.sharing:  # there the test has counted whole blocks
+        if plan.finite[p] and p not in plan.by_content:  # there the test has counted whole blocks
             cached = w.cached[p] if plan.caching[p] else 0.0
             nothing = w.ask_units[p] <= 0.0 if p not in plan.tiers else ~asked(w, take_order(w)[0], p)
             room = room & ((w.used[p] + cached + w.ask_units[p] <= cap(w, p) + EPS) | nothing)
     on, slot, how = w.fence(w.running & (w.ask >= 0) & room, w.ask, w.ask_how)
     admits = on & (how == ADMIT)
-    if plan.sharing:
+    if plan.by_content:
         take_blocks(w, slot, on, admits)
-    counted = [jnp.where(p in plan.sharing, 0.0, w.ask_units[p]) for p in range(n)] if plan.sharing else w.ask_units
+    counted = [jnp.where(p in plan.by_content, 0.0, w.ask_units[p]) for p in range(n)] if plan.by_content else w.ask_units
     w.used = jnp.where(on, w.used + jnp.asarray(counted), whole(w.used))
     take_holds(w, slot, admits)
     if w.has("grow"):
@@ -583,7 +583,7 @@ def take_blocks(w: Lane, slot: Array, on: Array, admits: Array) -> None:
     """The blocks of an ask that are not shared come from the free queue, in the order of the takes."""
     plan = w.plan
     order, _ = take_order(w)
-    for pool in plan.sharing:
+    for pool in plan.by_content:
         units = w.ask_units[pool] - jnp.where(admits, w.ask_own[pool], 0.0)
         here = on & (units > 0)
         evicted = w.only(here, lambda w, p=pool, u=units, h=here: blocks.take(w, p, slot, u, h), jnp.float64(0.0))

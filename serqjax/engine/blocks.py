@@ -155,7 +155,7 @@ class Found:
 
     def __init__(self, w: Lane, pool: int, contents: Array):
         self.contents = contents
-        k = w.plan.sharing.index(pool)
+        k = w.plan.by_content.index(pool)
         most = contents.shape[0]
         place, content = unpack_slot(w.block_named[k]), w.block_content[k]
         rows = jnp.arange(content.shape[0])
@@ -209,7 +209,7 @@ def share(w: Lane, pool: int, slot: Array, found: Found, hits: Value, caches: Ar
 
     `caches`: whether blocks of the hold get contents.
     """
-    k = w.plan.sharing.index(pool)
+    k = w.plan.by_content.index(pool)
     _put(w, "held_chain", k, slot, caches, on)
     w.s["chain"] = _store_row(w.chain, k, slot, jnp.where(on, found.contents, _row(w.chain, k, slot)))
     mine = on & (jnp.arange(found.first.shape[0]) < hits)
@@ -227,7 +227,7 @@ def share(w: Lane, pool: int, slot: Array, found: Found, hits: Value, caches: Ar
 
 def take(w: Lane, pool: int, slot: Array, units: Value, on: Array) -> Array:
     """Append `units` of the blocks that are the next to be given out to the session's list; units evicted."""
-    k = w.plan.sharing.index(pool)
+    k = w.plan.by_content.index(pool)
     size = block_size(w, pool)
     wanted = jnp.where(on, jnp.round(units / size), 0).astype(jnp.int32)
     start, most = _get(w, "held_n", k, slot), w.held.shape[2]
@@ -271,7 +271,7 @@ def name_given(w: Lane) -> None:
     slot = jnp.maximum(w.naming, 0)
     column = load(w.column, slot)
     pools = len(w.plan.skeleton.pools)
-    for k, pool in enumerate(w.plan.sharing):
+    for k, pool in enumerate(w.plan.by_content):
         if w.plan.skeleton.pools[pool].found != "scheduled":
             continue
         here = (w.naming >= 0) & (column >= 0) & (column % pools == pool) & _get(w, "held_chain", k, slot)
@@ -284,7 +284,7 @@ def name_given(w: Lane) -> None:
 
 
 def _name_until(w: Lane, pool: int, slot: Array, until: Array, on: Array) -> None:
-    k = w.plan.sharing.index(pool)
+    k = w.plan.by_content.index(pool)
     places = jnp.arange(w.held.shape[2])
     which = on & (places >= _get(w, "held_named", k, slot)) & (places < until)
     name(w, pool, slot, which)
@@ -293,7 +293,7 @@ def _name_until(w: Lane, pool: int, slot: Array, until: Array, on: Array) -> Non
 
 def name(w: Lane, pool: int, slot: Array, which: Array) -> None:
     """The blocks `which` `[most blocks]` of a session's list get their contents."""
-    k = w.plan.sharing.index(pool)
+    k = w.plan.by_content.index(pool)
     places = jnp.arange(which.shape[0])
     at = jnp.where(which, _row(w.held, k, slot), w.block_count.shape[1])
     w.s["block_content"] = w.block_content.at[k, at].set(_row(w.chain, k, slot), mode="drop")
@@ -306,7 +306,7 @@ def name(w: Lane, pool: int, slot: Array, which: Array) -> None:
 
 def give_back(w: Lane, pool: int, slot: Array, keep: Value, on: Array) -> Array:
     """A hold ends: `keep` units stay cached, and all blocks that it found or that others hold; units kept."""
-    k = w.plan.sharing.index(pool)
+    k = w.plan.by_content.index(pool)
     spec, size = w.plan.skeleton.pools[pool], block_size(w, pool)
     places = jnp.arange(w.held.shape[2])
     n, named = _get(w, "held_n", k, slot), _get(w, "held_named", k, slot)
@@ -344,7 +344,7 @@ def give_back(w: Lane, pool: int, slot: Array, keep: Value, on: Array) -> Array:
 
 def owned(w: Lane, pool: int) -> Array:
     """Whether units in use and cached are what the tables say, and every block is held as often as it is listed."""
-    k = w.plan.sharing.index(pool)
+    k = w.plan.by_content.index(pool)
     size = block_size(w, pool)
     there = exists(w, pool)
     held = there & (w.block_count[k] > 0)
@@ -359,7 +359,7 @@ def fingerprint(w: Lane, mix: Callable[[Array], Array], live: Array) -> Array:
     """The blocks as far as they decide what happens, as one number: contents in the order of the free queue, and
     what the sessions hold."""
     total = jnp.uint64(0)
-    for k, pool in enumerate(w.plan.sharing):
+    for k, pool in enumerate(w.plan.by_content):
         free = exists(w, pool) & (w.block_free[k] < FAR)
         order = jnp.argsort(jnp.where(free, w.block_free[k], FAR))
         content = jnp.where(free, w.block_content[k], 0)[order].astype(jnp.uint64)

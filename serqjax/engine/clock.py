@@ -148,7 +148,7 @@ def pass_time(w: Lane, until: Array, mask: Array, moved: Collection[int] = ()) -
         w.holders_tick = w.holders_tick + w.holders * span
         for name in ("used", "cached"):
             for pool, spec in enumerate(w.plan.skeleton.pools):
-                if pool in moved or (name == "cached" and not (w.plan.caching[pool] or pool in w.plan.sharing)):
+                if pool in moved or (name == "cached" and not (w.plan.caching[pool] or pool in w.plan.by_content)):
                     continue
                 value = w.s[name][pool]
                 if spec.block is None:

@@ -98,7 +98,7 @@ def fingerprint(w: Lane) -> Array:
         for i, column in enumerate((w.entry_size, w.entry_owner, w.entry_pool)):
             mixed = _mix(_bits(column) + place + jnp.uint64(1000 + i))
             total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
-    if w.plan.sharing:
+    if w.plan.by_content:
         total = total + blocks.fingerprint(w, _mix, live)
     if w.has("lease_slot"):
         alive = w.lease_slot >= 0

@@ -236,13 +236,13 @@ def release_scope(w: Lane, slot: Array, part: Part, how: Array, on: Array) -> No
         if plan.caching[pool]:
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
-        if pool in plan.sharing:
+        if pool in plan.by_content:
             w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
-            named = load_at(w.held_named, jnp.int32(plan.sharing.index(pool)), jnp.maximum(slot, 0))
+            named = load_at(w.held_named, jnp.int32(plan.by_content.index(pool)), jnp.maximum(slot, 0))
             planned = named * block_size(w, pool)  # if not computed
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), jnp.maximum(computed, planned)))
         alloc, here, kept = w.fence(alloc, here, kept)
-        if pool in plan.sharing:
+        if pool in plan.by_content:
             kept = w.only(here, lambda w, p=pool, k=kept, h=here: give_blocks(w, p, slot, k, h), jnp.float64(0.0))
             act_at(w, here & (kept > 0), Action.cache, load(w.serial, slot), pool, kept, base, 2 * order + 1)
         else:

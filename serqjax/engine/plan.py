@@ -372,7 +372,7 @@ class Plan:
         )
 
     @functools.cached_property
-    def sharing(self) -> tuple[int, ...]:
+    def by_content(self) -> tuple[int, ...]:
         """Pools whose blocks are shared by content."""
         return tuple(i for i, p in enumerate(self.skeleton.pools) if p.sharing == "content")
 

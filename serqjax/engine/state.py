@@ -404,9 +404,9 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
                 state["spilled_attr"] = full((P, A), 0.0, f64)
         if plan.blocks["evict"]:
             state |= {"evict_drawn": full((), 0, i64), "evict_block": full((), -1, i64)}
-    if plan.sharing:
-        K, B, M = len(plan.sharing), cap.blocks, cap.chain
-        in_order = [plan.skeleton.pools[p].uncached == "in_order" for p in plan.sharing]
+    if plan.by_content:
+        K, B, M = len(plan.by_content), cap.blocks, cap.chain
+        in_order = [plan.skeleton.pools[p].uncached == "in_order" for p in plan.by_content]
         state |= {
             "block_content": full((K, B), 0, i64),  # 0: none
             "block_named": full((K, B), 0, i64),  # when it got its content, packed before its place in the chain

@@ -174,7 +174,7 @@ def plan_and_admit(w: Lane) -> None:
     if w.plan.step_stages:
         w.only(w.focus == STAGES, planner.start_plan)
         spent = w.only(w.planning, planner.give_next, jnp.bool_(False))
-        if w.plan.sharing:
+        if w.plan.by_content:
             blocks.name_given(w)  # before anybody looks for them
         newcomer, line = planner.newcomer(w, spent)
         if w.plan.bodies:
@@ -211,7 +211,7 @@ def check_ownership(w: Lane) -> None:
     """allocated + cached + free = cap, with the tables as witnesses; within 1e-9 of the units in use."""
     n = len(w.plan.skeleton.pools)
     for pool in range(n):
-        if pool in w.plan.sharing:
+        if pool in w.plan.by_content:
             w.fail(~blocks.owned(w, pool), Fault.ownership, -1, pool)
             continue
         held = jnp.float64(0.0)

@@ -131,7 +131,7 @@ def pool_state(w: Lane, slot: Array | None, lookups: Lookups | None = None) -> C
                 return w.joins[pool].astype(jnp.float64)
             case "CachedIn":
                 assert slot is not None
-                if pool in w.plan.sharing:
+                if pool in w.plan.by_content:
                     assert lookups is not None
                     return lookups.units(pool)
                 if not w.plan.caching[pool]:
