@@ -550,8 +550,10 @@ def allocate(w: Lane) -> None:
     admits = on & (how == ADMIT)
     if plan.by_content:
         take_blocks(w, slot, on, admits)
-    counted = [jnp.where(p in plan.by_content, 0.0, w.ask_units[p]) for p in range(n)] if plan.by_content else w.ask_units
-    w.used = jnp.where(on, w.used + jnp.asarray(counted), whole(w.used))
+    counted = w.ask_units
+    for p in plan.by_content:  # these are counted by their blocks
+        counted = counted.at[p].set(0.0)
+    w.used = jnp.where(on, w.used + counted, whole(w.used))
     take_holds(w, slot, admits)
     if w.has("grow"):
         grows = on & (how != ADMIT)
