@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -62,14 +63,19 @@ def explicit(rng: Random, count: int, attrs: list[tuple[int, Callable[[], float]
 
 
 def trace_file(rng: Random, sessions: int, turns: int) -> str:
-    """A trace CSV named by its content, in the temporary folder of this machine."""
+    """A trace CSV named by its content, in the temporary folder of this machine.
+
+    It takes its name only when it is whole: other workers write and read the same file at the same time.
+    """
     lines = ["# session,turn,new,out,think,forced"]
     for s in range(sessions):
         for t in range(turns):
             lines.append(f"{s},{t},{rng.randint(4, 70)},{rng.randint(1, 20)},{rng.randint(0, 6)},{rng.randint(0, 3)}")
     text = "\n".join(lines) + "\n"
-    folder = Path(tempfile.gettempdir()) / "serqjax-generated"
+    folder = Path(tempfile.gettempdir()) / f"serqjax-generated-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.csv"
-    path.write_text(text)
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as part:
+        part.write(text)
+    os.replace(part.name, path)
     return str(path)
