@@ -239,7 +239,7 @@ class Batch:
                     used, finished = done.result()
                     full = 0
                     for index, run, fault in finished:
-                        full_tables = (Fault.slots, Fault.entries, Fault.seats, Fault.blocks, Fault.leases)
+                        full_tables = (Fault.slots, Fault.entries, Fault.seats, Fault.blocks, Fault.leases, Fault.holds)
                         if fault in full_tables and capacities is None:
                             again.append(index)
                             larger = _union(larger, _enlarged(used, fault))
@@ -277,6 +277,7 @@ class Batch:
             cap,
             blocks=blocks,
             chain=min(cap.chain, blocks),
+            holds=min(cap.holds, cap.slots),
             gaps=max(cap.gaps, 3 * cap.slots),
             points=max(cap.points, 8 * len(plan.gauges)),
             phases=cap.phases if self.coalesce and not self.trace else 0,
@@ -407,6 +408,8 @@ def _enlarged(used: Capacities, fault: Fault) -> Capacities:
         return dataclasses.replace(used, entries=used.entries * 2)
     if fault == Fault.blocks:
         return dataclasses.replace(used, chain=used.chain * 4)
+    if fault == Fault.holds:
+        return dataclasses.replace(used, holds=used.holds * 4)
     if fault == Fault.leases:
         return dataclasses.replace(used, leases=used.leases * 2)
     return dataclasses.replace(used, seats=used.seats * 2)
