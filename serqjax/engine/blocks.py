@@ -255,24 +255,34 @@ def take(w: Lane, pool: int, slot: Array, units: Value, on: Array) -> Array:
     wanted = jnp.where(start + wanted > most, 0, wanted)
     there = exists(w, pool)
     _, row, _ = _place(w, k, slot)
+    # the next block is the first of the least: of the groups by their least one, then within the group
+    total = there.shape[0]
+    inside = 1 << (total.bit_length() // 2)  # the tables have a power of two of rows
+    groups = jnp.min(jnp.where(there, w.block_free[k], FAR).reshape(-1, inside), axis=1)
 
     def more(carry: tuple[Array, ...]) -> Array:
         return carry[0] < wanted
 
     def one(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        n, free, content, count, held, evicted = carry
-        block = jnp.argmin(jnp.where(there, free[k], FAR)).astype(jnp.int32)
+        n, groups, free, content, count, held, evicted = carry
         at, yes = jnp.int32(k), jnp.bool_(True)
+        group = jnp.argmin(groups).astype(jnp.int32)
+        begin = group * inside
+        members = lax.dynamic_slice(free, (at, begin), (1, inside))[0]
+        members = jnp.where(lax.dynamic_slice(there, (begin,), (inside,)), members, FAR)
+        first = jnp.argmin(members).astype(jnp.int32)
+        groups = groups.at[group].set(jnp.min(jnp.where(jnp.arange(inside) == first, FAR, members)))
+        block = begin + first
         evicted = evicted + (load_at(content, at, block) != 0)
         place = (at, row, start + n)
         held = lax.dynamic_update_slice(held, block.reshape(1, 1, 1), place)
         return (
-            n + 1, store_at(free, at, block, FAR, yes), store_at(content, at, block, 0, yes),
+            n + 1, groups, store_at(free, at, block, FAR, yes), store_at(content, at, block, 0, yes),
             store_at(count, at, block, 1, yes), held, evicted,
         )  # fmt: skip
 
-    first = (jnp.int32(0), w.block_free, w.block_content, w.block_count, w.held, jnp.int64(0))
-    n, w.s["block_free"], w.s["block_content"], w.s["block_count"], w.s["held"], evicted = lax.while_loop(
+    first = (jnp.int32(0), groups, w.block_free, w.block_content, w.block_count, w.held, jnp.int64(0))
+    n, _, w.s["block_free"], w.s["block_content"], w.s["block_count"], w.s["held"], evicted = lax.while_loop(
         more, one, first
     )
     _put(w, "held_n", k, slot, start + n, on)
