@@ -272,6 +272,10 @@ class Builder:
         made = Attribute(name=name, hidden=hidden, bound=None if bound is None else Num(float(bound)))
         return Attr(self._once(self._attrs, name, made, "attribute").name)
 
+    def declares(self, name: str) -> bool:
+        """Whether an attribute is declared: what a deployment asks its workload to set."""
+        return name in self._attrs
+
     def param(self, name: str, value: float, unit: str = "") -> Param:
         """Declare a named number: a study and `--set` may change it without a new compilation."""
         if not math.isfinite(value):

@@ -39,6 +39,7 @@ def read(
     - `settings`: other numbers by name. Parameters of the program (IR 14: `POOL.cap`, `arrival.rate`); for a ready-made
       deployment also its own arguments, its workload's and its cost's.
     - `trace`: a file of recorded requests that replaces the arrivals: warm-up 0, no horizon, every row arrives once.
+      A ready-made deployment shares the prefixes that the file records (`hash_ids`), unless `shared_prefixes` is none.
 
     **Raises:** `ProgramError` with every problem and its place; `ValueError` for a setting that is not known (with the
     nearest one that is).
@@ -75,6 +76,8 @@ def _ready_made(
         if chosen not in workloads.BY_NAME:
             raise ValueError(f"{chosen} is no workload of {name}: {nearest(chosen, workloads.BY_NAME)}")
         work = workloads.BY_NAME[chosen]
+    if rows is not None and rows.has_prefixes and "shared_prefixes" in _settable(make):
+        settings = {"shared_prefixes": "hash_ids"} | settings
     own = {maker: _arguments(maker, settings) for maker in (make, work, costs.affine)}
     rest = {k: v for k, v in settings.items() if not any(k in taken for taken in own.values())}
     deployment = make(**own[make], cost=costs.affine(**own[costs.affine]))
@@ -155,9 +158,11 @@ def with_trace(program: ir.Program, trace: traces.TraceFile) -> ir.Program:
     attrs = tuple(columns[i] for i in kept)
     turns = tuple(tuple(tuple(turn[i] for i in kept) for turn in session) for session in turns)
     changes: dict[str, Any] = {"horizon_s": None, "warmup_s": ir.Num(0.0), "arrivals": None, "trace": None}
-    if not timed and isinstance(program.arrival, (ir.Poisson, ir.Renewal)):
+    recorded = any(isinstance(part, ir.Recorded) for pool in program.pools for part in pool.content)
+    contents = tuple(row.hash_ids for row in trace.rows) if recorded else ()
+    if not (timed or trace.starts_s) and isinstance(program.arrival, (ir.Poisson, ir.Renewal)):
         changes |= {"trace": ir.Trace(ordered=True, attrs=attrs, turns=turns), "arrivals": len(turns)}
     else:
-        at = tuple(row.at_s for row in trace.rows) if timed else (0.0,) * len(turns)
-        changes["arrival"] = ir.Listed(at=at, turn_attrs=attrs, turns=turns)
+        at = tuple(row.at_s for row in trace.rows) if timed else trace.starts_s or (0.0,) * len(turns)
+        changes["arrival"] = ir.Listed(at=at, turn_attrs=attrs, turns=turns, contents=contents)
     return msgspec.structs.replace(program, **changes)

@@ -386,6 +386,8 @@ class Replay(AbstractWorkload):
     sessions: tuple[tuple[tuple[float, ...], ...], ...]
     session_rate: float | None
     ordered: bool
+    starts_s: tuple[float, ...] = ()
+    priorities: tuple[float, ...] = ()
 
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
         b.attr("new")
@@ -394,44 +396,72 @@ class Replay(AbstractWorkload):
             served = deployment.serve(b, input="new", output="out", then="answered")
             b.state("turn", Turn(), exit=Goto(served.entry))
             b.state("answered", Respond(), exit=End())
-            listed = Listed(at=tuple(float(r.at_s) for r in self.rows), turn_attrs=("new", "out"),
-                            turns=tuple(((float(r.input_tok), float(r.output_tok)),) for r in self.rows))
-            return Sessions("turn", listed)
+            return Sessions("turn", self._listed(b))
         columns = ("new", "out", "think", "forced")
         for attr in ("think", "forced", "more"):
             b.attr(attr)
         start = conversation(b, deployment, "more", "think")
         if self.session_rate is None:
-            return Sessions(start, Listed(at=(0.0,) * len(self.sessions), turn_attrs=columns, turns=self.sessions))
+            at = self.starts_s or (0.0,) * len(self.sessions)
+            return Sessions(start, Listed(at=at, turn_attrs=columns, turns=self.sessions))
         b.param("session_rate", self.session_rate, "sessions/s")
         return Sessions(start, Poisson(Param("session_rate")), arrivals=len(self.sessions),
                         trace=Trace(ordered=self.ordered, attrs=columns, turns=self.sessions))
 
+    def _listed(self, b: Builder) -> Listed:
+        """The rows, with what the deployment asks for beside their lengths."""
+        asked: dict[str, tuple[float, ...]] = {}
+        contents: tuple[tuple[int, ...], ...] = ()
+        if b.declares("recorded_tok"):
+            asked["recorded_tok"] = tuple(float(r.input_tok) for r in self.rows)
+            contents = tuple(r.hash_ids for r in self.rows)
+        if b.declares("priority") and self.priorities:
+            asked["priority"] = self.priorities
+        return Listed(
+            at=tuple(float(r.at_s) for r in self.rows), turn_attrs=("new", "out"),
+            turns=tuple(((float(r.input_tok), float(r.output_tok)),) for r in self.rows),
+            attrs=tuple(asked), values=tuple(zip(*asked.values())), contents=contents,
+        )  # fmt: skip
+
 
 def from_trace(trace: TraceFile | Iterable[Request], *, session_rate: float | None = None,
-               ordered: bool = True) -> Replay:
+               ordered: bool = True, rate_scale: float = 1.0) -> Replay:
     """Recorded requests, replayed: every row arrives once, then the run drains.
+
+    Rows of one time arrive in the order of the file. A deployment with `shared_prefixes="hash_ids"` shares the blocks
+    that the rows' `hash_ids` have in common; one that schedules by `priority` reads the column of this name.
 
     **Arguments:**
     - `trace`: what `serqjax.traces.read` returned, or rows with `at_s`, `input_tok`, `output_tok` in the order of time.
     - `session_rate`: only for files of sessions without times (serQ): sessions start as a Poisson stream of this
       rate; None: all at time 0. `ordered`: session n of the run replays session n of the file, else a drawn one.
+    - `rate_scale`: times the rate of the file: 2 halves every gap between arrivals, fractions kept; think times stay.
 
     **Raises:** `ProgramError` for rows that are not in order, with the row number.
     """
-    if isinstance(trace, TraceFile) and trace.kind == "serq":
+    if isinstance(rate_scale, bool) or not isinstance(rate_scale, (int, float)) or not 0.0 < rate_scale < math.inf:
+        raise ProgramError.at("rate_scale", f"{rate_scale!r} is not allowed", "give a finite number above 0")
+    if not isinstance(trace, TraceFile):
+        trace = TraceFile("trace", "serqjax_requests", rows=tuple(trace))
+    timed = bool(trace.rows or trace.starts_s)
+    if trace.sessions:
+        if timed and session_rate is not None:
+            raise ProgramError.at("session_rate", "the sessions of this trace have times of their own", "leave it out")
         if session_rate is not None:
             _positive("session_rate", session_rate)
         turns = tuple(tuple((float(t.new_tok), float(t.output_tok), t.think_s, t.forced) for t in session)
                       for session in trace.sessions)
-        return Replay((), turns, session_rate, ordered)
-    rows = tuple(trace.rows if isinstance(trace, TraceFile) else trace)
+        if rate_scale != 1.0:
+            if not timed:
+                raise ProgramError.at("rate_scale", "the sessions of this trace have no times", "give `session_rate`")
+            trace = trace.scaled(rate_scale)
+        return Replay((), turns, session_rate, ordered, trace.starts_s)
     if session_rate is not None:
         raise ProgramError.at("session_rate", "the rows of this trace have times of their own", "leave it out")
-    if not rows:
+    if not trace.rows:
         raise ProgramError.at("trace", "has no rows to replay")
     last = 0.0
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(trace.rows, 1):
         if not math.isfinite(row.at_s) or row.at_s < last:
             raise ProgramError.at(f"trace:{number}", f"at_s is {row.at_s!r}, after a row at {last!r}",
                                   "give rows in the order of time, from 0 on")
@@ -439,7 +469,22 @@ def from_trace(trace: TraceFile | Iterable[Request], *, session_rate: float | No
         for name in ("input_tok", "output_tok"):
             if not math.isfinite(getattr(row, name)) or getattr(row, name) < 1:
                 raise ProgramError.at(f"trace:{number}", f"{name} is {getattr(row, name)!r}", "give at least 1 token")
-    return Replay(rows, (), None, True)
+    priorities = tuple(_finite(f"trace:{n}", "priority", v)
+                       for n, v in enumerate(trace.columns.get("priority", ()), 1))
+    if rate_scale != 1.0:
+        trace = trace.scaled(rate_scale)
+    return Replay(trace.rows, (), None, True, priorities=priorities)
+
+
+def _finite(place: str, name: str, value: object) -> float:
+    """A number as a file has it."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ProgramError.at(place, f"{name} is {value!r}", "give every row a finite number")
+    return number
 
 
 #: Workloads by the name that the command line knows.

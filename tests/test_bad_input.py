@@ -161,7 +161,7 @@ TRACES = [
     ("back in time", HEADER + f"{TIME.format(5)},3,2\n{TIME.format(1)},3,2\n", ["row 2", "before"]),
     ("empty", "", ["empty"]),
     ("header only", HEADER, ["no rows"]),
-    ("another format", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n", ["BurstGPT"]),
+    ("another format", "request_id,tenant_id,prefix_group,prefix_length\n", ["BLIS TraceV2"]),
     ("unknown columns", "a,b,c\n1,2,3\n", ["a,b,c"]),
     ("serQ row", "session,turn,new,out,think\n0,1,10,2,0\n0,2,ten,2,0\n", ["row 2", "ten"]),
 ]

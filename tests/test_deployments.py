@@ -330,9 +330,6 @@ def test_serq_sessions(tmp_path):
 @pytest.mark.parametrize(("text", "message"), [
     ("", "the file is empty"),
     (AZURE, "the trace has no rows to replay"),
-    ("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n", "Azure 2025 multimodal traces are not read yet"),
-    ("Timestamp,Model,Request tokens,Response tokens\n", "BurstGPT traces are not read yet"),
-    ('{"timestamp": 0, "hash_ids": [1]}\n', "Mooncake traces are not read yet"),
     ("a,b,c\n", "unknown columns `a,b,c`"),
     ("session,turn,new,out,think\n0,1,x,5,0\n", ":2: row 1: new is 'x', not a number"),
     ("session,turn,new,out,think\n0,1,5,5,-1\n", "row 1: think is -1, below 0"),

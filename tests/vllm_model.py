@@ -38,14 +38,22 @@ class Request:
     def known(self) -> int:
         return self.prompt + self.generated
 
-    def token(self, place: int) -> tuple[str, int, int]:
-        """A token, equal where the tokens are equal."""
-        if place < self.prefix:
-            return "group", self.group, place
-        at, inside = divmod(place - self.prefix, self.span)
-        if place < self.prompt and at < len(self.ids):
-            return "id", self.ids[at], inside
-        return "own", self.name, place
+    def runs(self, low: int, high: int) -> tuple[tuple[str, int, int, int], ...]:
+        """The tokens from `low` to `high`, equal where the tokens are equal: whose, which of them is the first, how
+        many."""
+        found = []
+        while low < high:
+            at, inside = divmod(low - self.prefix, self.span)
+            if low < self.prefix:
+                whose, first, end = ("group", self.group), low, self.prefix
+            elif low < self.prompt and at < len(self.ids):
+                whose, first, end = ("id", self.ids[at]), inside, min(low - inside + self.span, self.prompt)
+            else:
+                whose, first, end = ("own", self.name), low, high
+            end = min(end, high)
+            found.append((*whose, first, end - low))
+            low = end
+        return tuple(found)
 
 
 class Engine:
@@ -68,7 +76,7 @@ class Engine:
         while len(r.hashes) <= j:
             k = len(r.hashes)
             parent = r.hashes[-1] if r.hashes else -1
-            tokens = tuple(r.token(p) for p in range(k * self.block, (k + 1) * self.block))
+            tokens = r.runs(k * self.block, (k + 1) * self.block)
             r.hashes.append(self.known_hashes.setdefault((parent, tokens), len(self.known_hashes)))
         return r.hashes[j]
 

@@ -35,7 +35,8 @@ from ..builder import AbstractDeployment, Builder, Served
 from ..costs import Cost, affine
 from ..errors import Problem, ProgramError
 from ..ir.expr import Expr, Num
-from ..ir.program import EVICT_LRU, Enter, Leave, Op, Preempt, Require, Run, Segment, Step
+from ..ir.program import EVICT_LRU, Enter, Leave, Op, Preempt, Recorded, Require, Run, Segment, Step
+from ..traces import SPAN_TOK
 
 #: Engine versions whose rules are known (and recorded).
 VERSIONS = ("0.33.0", "0.11.2")
@@ -63,7 +64,7 @@ class Vllm(AbstractDeployment):
     watermark: float
     cost: Cost | Expr
     scheduling_policy: str = "fcfs"
-    shared_prefixes: tuple[tuple[str, str], ...] = ()
+    shared_prefixes: tuple[tuple[str, str], ...] | Literal["hash_ids"] = ()
     name: str = "vllm"
     place: str = ""
     own: str = ""
@@ -90,6 +91,9 @@ class Vllm(AbstractDeployment):
         if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
             problems.append(Problem("watermark", f"{self.watermark!r} is not allowed",
                                     "give a fraction of the blocks, 0 <= watermark < 1"))
+        if isinstance(self.shared_prefixes, str) and self.shared_prefixes != "hash_ids":
+            problems.append(Problem("shared_prefixes", f"{self.shared_prefixes!r} is not allowed",
+                                    'give pairs of session attributes, or "hash_ids" for what a trace has recorded'))
         if not isinstance(self.cost, (Cost, Expr)):
             problems.append(Problem("cost", f"{self.cost!r} is no cost", "use `serqjax.costs.affine(...)`"))
         if problems:
@@ -151,7 +155,7 @@ class Vllm(AbstractDeployment):
                preempt=Preempt(order=b.order(*victims, tie="latest"), requeue=requeue),
                uncached="first" if self._newer else "in_order",
                sharing="content" if self.shared_prefixes else "own",
-               content=tuple(Segment(key=b.attr(key), length=b.attr(length)) for key, length in self.shared_prefixes))
+               content=self._content(b))
         b.stage(**self._member(self.name), kind=Step(
             budget=budget,
             cost=self.cost.declare(b, own) if isinstance(self.cost, Cost) else self.cost,
@@ -159,6 +163,13 @@ class Vllm(AbstractDeployment):
             memory=f"kv{self.place}",
             after_own_preemption="go_on" if self._newer and self.scheduling_policy == "priority" else "stop",
         ))
+
+    def _content(self, b: Builder) -> tuple[Segment | Recorded, ...]:
+        """What the leading tokens of a session are."""
+        if isinstance(self.shared_prefixes, str):
+            # the prompt, which the recorded ids are of; the workload says how long it is
+            return (Recorded(span=Num(float(SPAN_TOK)), length=b.attr("recorded_tok")),)
+        return tuple(Segment(key=b.attr(key), length=b.attr(length)) for key, length in self.shared_prefixes)
 
     # ------------------------------------------------------------ one request
 
@@ -233,8 +244,8 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
          max_num_batched_tokens: int = 2048, num_gpu_blocks: int = 27_000, block_size: int = 16,
          long_prefill_token_threshold: int = 0, max_model_len: int | None = None, enable_prefix_caching: bool = True,
          scheduling_policy: Literal["fcfs", "priority"] = "fcfs", scheduler_reserve_full_isl: bool = True,
-         watermark: float = 0.0, shared_prefixes: Sequence[tuple[str, str]] = (), cost: Cost | Expr | None = None,
-         **extra: Any) -> Vllm:
+         watermark: float = 0.0, shared_prefixes: Sequence[tuple[str, str]] | Literal["hash_ids"] | None = (),
+         cost: Cost | Expr | None = None, **extra: Any) -> Vllm:
     """A vLLM engine with vLLM's own flag names and defaults; synchronous scheduling (`async_scheduling=False`).
 
     **Arguments:**
@@ -248,7 +259,8 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     - `enable_prefix_caching`: a finished or preempted request's blocks serve the session's next request.
     - `shared_prefixes`: what sessions have in common, as pairs of session attributes: the first so many tokens
       (the second attribute) are those of all sessions with an equal first attribute; then the next pair. All that
-      follows is the session's own. They find each other's blocks, as soon as these are scheduled.
+      follows is the session's own. They find each other's blocks, as soon as these are scheduled. `"hash_ids"`:
+      what they have in common is recorded in their trace (`workloads.from_trace` of a Mooncake file).
     - `scheduling_policy`: `"fcfs"`, or `"priority"`: the workload gives each request a `priority`, smaller first.
     - `scheduler_reserve_full_isl`, `watermark`: 0.33.0 only; admission needs room for all known tokens, and
       a fraction of the blocks kept free while anything runs.
@@ -265,7 +277,9 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
         num_gpu_blocks=num_gpu_blocks, block_size=block_size,
         long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching, scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-        watermark=watermark, shared_prefixes=tuple((key, length) for key, length in shared_prefixes),
+        watermark=watermark,
+        shared_prefixes=shared_prefixes if isinstance(shared_prefixes, str)  # type: ignore[arg-type]
+        else tuple((key, length) for key, length in shared_prefixes or ()),
         cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, **extra,
     )
 

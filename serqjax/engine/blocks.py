@@ -1,7 +1,7 @@
 """Pools whose blocks are shared by content: finding, taking, naming and giving back physical blocks.
 
-Every such pool has a table of its blocks (content, holds, place in the free queue) and, for each session, the list of
-the blocks it holds. A content is a 64-bit number made of everything up to the end of the block (vLLM's hashes are made
+Every such pool has a table of its blocks (content, holds, place in the free queue) and, for each hold, the list of
+the blocks it has: a row that a session takes at its admission, since few of many live sessions hold. A content is a 64-bit number made of everything up to the end of the block (vLLM's hashes are made
 so too). A look-up compares all blocks with what the session's chain says for their places at once.
 
 **Source:** oracle: `oracle/blocks.py`.
@@ -129,15 +129,34 @@ def _recorded(w: Lane, slot: Array) -> tuple[Array, Array]:
     return w.data.content_start[w.job.which, script], w.data.content_count[w.job.which, script]
 
 
-def _row(table: Array, k: int, slot: Array) -> Array:
-    """Row of a session in a table `[pools, slots, columns]`."""
-    at = (jnp.int32(k), jnp.maximum(slot, 0).astype(jnp.int32), jnp.int32(0))
-    return lax.dynamic_slice(table, at, (1, 1, table.shape[2]))[0, 0]
+def _place(w: Lane, k: int, slot: Array) -> tuple[Array, Array, Array]:
+    """Where the row of a session's hold stands in `held` and `chain` `[pools, holds, most blocks]` (any, if none)."""
+    row = load_at(w.held_row, jnp.int32(k), jnp.maximum(slot, 0))
+    return jnp.int32(k), jnp.maximum(row, 0), jnp.int32(0)
 
 
-def _store_row(table: Array, k: int, slot: Array, row: Array) -> Array:
-    at = (jnp.int32(k), jnp.maximum(slot, 0).astype(jnp.int32), jnp.int32(0))
-    return lax.dynamic_update_slice(table, row[None, None].astype(table.dtype), at)
+def _row(w: Lane, name: str, k: int, slot: Array) -> Array:
+    table = w.s[name]
+    return lax.dynamic_slice(table, _place(w, k, slot), (1, 1, table.shape[2]))[0, 0]
+
+
+def _store_row(w: Lane, name: str, k: int, slot: Array, row: Array) -> None:
+    table = w.s[name]
+    w.s[name] = lax.dynamic_update_slice(table, row[None, None].astype(table.dtype), _place(w, k, slot))
+
+
+def _take_row(w: Lane, pool: int, k: int, slot: Array, on: Array) -> None:
+    """An empty row for the session's hold."""
+    row = jnp.argmin(w.row_taken[k]).astype(jnp.int32)
+    w.fail(on & w.row_taken[k, row], Fault.holds, -1, pool)
+    _put(w, "held_row", k, slot, row, on)
+    w.s["row_taken"] = store_at(w.row_taken, jnp.int32(k), row, True, on)
+
+
+def _leave_row(w: Lane, k: int, slot: Array, on: Array) -> None:
+    _, row, _ = _place(w, k, slot)
+    w.s["row_taken"] = store_at(w.row_taken, jnp.int32(k), row, False, on)
+    _put(w, "held_row", k, slot, -1, on)
 
 
 def _get(w: Lane, name: str, k: int, slot: Array) -> Array:
@@ -210,14 +229,15 @@ def share(w: Lane, pool: int, slot: Array, found: Found, hits: Value, caches: Ar
     `caches`: whether blocks of the hold get contents.
     """
     k = w.plan.by_content.index(pool)
+    _take_row(w, pool, k, slot, on)
     _put(w, "held_chain", k, slot, caches, on)
-    w.s["chain"] = _store_row(w.chain, k, slot, jnp.where(on, found.contents, _row(w.chain, k, slot)))
+    _store_row(w, "chain", k, slot, jnp.where(on, found.contents, _row(w, "chain", k, slot)))
     mine = on & (jnp.arange(found.first.shape[0]) < hits)
     at = jnp.where(mine, found.blocks(), w.block_count.shape[1])
     revived = jnp.sum(mine & ~found.held)
     w.s["block_count"] = w.block_count.at[k, at].add(1, mode="drop")
     w.s["block_free"] = w.block_free.at[k, at].set(FAR, mode="drop")
-    w.s["held"] = _store_row(w.held, k, slot, jnp.where(mine, found.blocks(), _row(w.held, k, slot)))
+    _store_row(w, "held", k, slot, jnp.where(mine, found.blocks(), _row(w, "held", k, slot)))
     for name in ("held_n", "held_found", "held_named"):
         _put(w, name, k, slot, hits, on)
     units = revived * block_size(w, pool)
@@ -234,24 +254,35 @@ def take(w: Lane, pool: int, slot: Array, units: Value, on: Array) -> Array:
     w.fail(on & (start + wanted > most), Fault.blocks, -1, pool)
     wanted = jnp.where(start + wanted > most, 0, wanted)
     there = exists(w, pool)
+    _, row, _ = _place(w, k, slot)
+    # the next block is the first of the least: of the groups by their least one, then within the group
+    total = there.shape[0]
+    inside = 1 << (total.bit_length() // 2)  # the tables have a power of two of rows
+    groups = jnp.min(jnp.where(there, w.block_free[k], FAR).reshape(-1, inside), axis=1)
 
     def more(carry: tuple[Array, ...]) -> Array:
         return carry[0] < wanted
 
     def one(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        n, free, content, count, held, evicted = carry
-        block = jnp.argmin(jnp.where(there, free[k], FAR)).astype(jnp.int32)
+        n, groups, free, content, count, held, evicted = carry
         at, yes = jnp.int32(k), jnp.bool_(True)
+        group = jnp.argmin(groups).astype(jnp.int32)
+        begin = group * inside
+        members = lax.dynamic_slice(free, (at, begin), (1, inside))[0]
+        members = jnp.where(lax.dynamic_slice(there, (begin,), (inside,)), members, FAR)
+        first = jnp.argmin(members).astype(jnp.int32)
+        groups = groups.at[group].set(jnp.min(jnp.where(jnp.arange(inside) == first, FAR, members)))
+        block = begin + first
         evicted = evicted + (load_at(content, at, block) != 0)
-        place = (at, jnp.maximum(slot, 0).astype(jnp.int32), start + n)
+        place = (at, row, start + n)
         held = lax.dynamic_update_slice(held, block.reshape(1, 1, 1), place)
         return (
-            n + 1, store_at(free, at, block, FAR, yes), store_at(content, at, block, 0, yes),
+            n + 1, groups, store_at(free, at, block, FAR, yes), store_at(content, at, block, 0, yes),
             store_at(count, at, block, 1, yes), held, evicted,
         )  # fmt: skip
 
-    first = (jnp.int32(0), w.block_free, w.block_content, w.block_count, w.held, jnp.int64(0))
-    n, w.s["block_free"], w.s["block_content"], w.s["block_count"], w.s["held"], evicted = lax.while_loop(
+    first = (jnp.int32(0), groups, w.block_free, w.block_content, w.block_count, w.held, jnp.int64(0))
+    n, _, w.s["block_free"], w.s["block_content"], w.s["block_count"], w.s["held"], evicted = lax.while_loop(
         more, one, first
     )
     _put(w, "held_n", k, slot, start + n, on)
@@ -295,8 +326,8 @@ def name(w: Lane, pool: int, slot: Array, which: Array) -> None:
     """The blocks `which` `[most blocks]` of a session's list get their contents."""
     k = w.plan.by_content.index(pool)
     places = jnp.arange(which.shape[0])
-    at = jnp.where(which, _row(w.held, k, slot), w.block_count.shape[1])
-    w.s["block_content"] = w.block_content.at[k, at].set(_row(w.chain, k, slot), mode="drop")
+    at = jnp.where(which, _row(w, "held", k, slot), w.block_count.shape[1])
+    w.s["block_content"] = w.block_content.at[k, at].set(_row(w, "chain", k, slot), mode="drop")
     w.s["block_named"] = w.block_named.at[k, at].set(pack(w.block_seq + places, places), mode="drop")
     w.block_seq = w.block_seq + which.shape[0]
 
@@ -315,12 +346,12 @@ def give_back(w: Lane, pool: int, slot: Array, keep: Value, on: Array) -> Array:
     last = jnp.where(chained, jnp.maximum(named, wanted), named)
     fresh = on & (places >= named) & (places < last)
     if spec.found == "released":
-        fresh = fresh & (Found(w, pool, _row(w.chain, k, slot)).first >= FAR)
+        fresh = fresh & (Found(w, pool, _row(w, "chain", k, slot)).first >= FAR)
     name(w, pool, slot, fresh)
     kept = jnp.minimum(jnp.maximum(wanted, _get(w, "held_found", k, slot)), last)
     rows = w.block_count.shape[1]
     mine = on & (places < n)
-    block = _row(w.held, k, slot)
+    block = _row(w, "held", k, slot)
     at = jnp.where(mine, block, rows)
     w.s["block_count"] = w.block_count.at[k, at].add(-1, mode="drop")
     gone = mine & (w.block_count[k][block] == 0)
@@ -336,6 +367,7 @@ def give_back(w: Lane, pool: int, slot: Array, keep: Value, on: Array) -> Array:
     w.add("cached", pool, size * jnp.sum(full), on)
     for field in ("held_n", "held_found", "held_named"):
         _put(w, field, k, slot, 0, on)
+    _leave_row(w, k, slot, on)
     return jnp.where(on, kept * size, 0.0)
 
 
@@ -365,10 +397,15 @@ def fingerprint(w: Lane, mix: Callable[[Array], Array], live: Array) -> Array:
         content = jnp.where(free, w.block_content[k], 0)[order].astype(jnp.uint64)
         places = jnp.arange(order.shape[0]).astype(jnp.uint64) * jnp.uint64(0xD1B54A32D192ED03)
         total = total + jnp.sum(jnp.where(content != 0, mix(content + places + jnp.uint64(3000 + k)), jnp.uint64(0)))
-        inside = live[:, None] & (jnp.arange(w.held.shape[2]) < w.held_n[k][:, None])
+        # of each row the session that holds it
+        sessions = jnp.arange(live.shape[0])
+        rows = jnp.where(live & (w.held_row[k] >= 0), w.held_row[k], w.held.shape[1])
+        owner = jnp.full((w.held.shape[1],), -1, jnp.int64).at[rows].set(sessions, mode="drop")
+        count = jnp.where(owner >= 0, w.held_n[k][jnp.maximum(owner, 0)], 0)
+        inside = jnp.arange(w.held.shape[2]) < count[:, None]
         block = w.held[k]
-        rows = (jnp.arange(live.shape[0]).astype(jnp.uint64) * jnp.uint64(0x9E3779B97F4A7C15))[:, None]
-        held = w.block_content[k][block].astype(jnp.uint64) + rows + w.block_count[k][block].astype(jnp.uint64)
+        label = (owner.astype(jnp.uint64) * jnp.uint64(0x9E3779B97F4A7C15))[:, None]
+        held = w.block_content[k][block].astype(jnp.uint64) + label + w.block_count[k][block].astype(jnp.uint64)
         held = held + jnp.arange(w.held.shape[2]).astype(jnp.uint64) * jnp.uint64(7919)
         total = total + jnp.sum(jnp.where(inside, mix(held + jnp.uint64(4000 + k)), jnp.uint64(0)))
     return total

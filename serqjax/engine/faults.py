@@ -30,6 +30,7 @@ class Fault(IntEnum):
     blocks = 19
     load = 20
     leases = 21
+    holds = 22
 
 
 #: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
@@ -60,6 +61,10 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
     Fault.blocks: (
         Verdict.capacity,
         "a session held more blocks of a shared pool than its table has columns ({chain}): raise `chain`",
+    ),
+    Fault.holds: (
+        Verdict.capacity,
+        "more sessions held of a shared pool at once than its table has rows ({holds}): raise `holds`",
     ),
     Fault.leases: (
         Verdict.capacity,

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..check.fragment import unsupported
 from ..errors import ProgramError
-from ..ir.program import Program, Recorded
+from ..ir.program import Listed, Program, Recorded
 from ..ir.structure import number
 from ..progress import AbstractProgress, NoProgress
 from ..report.raw import RawRun, Verdict
@@ -46,6 +46,8 @@ TURNS_A_CALL = 10_000
 MOST_PHASES = 256
 #: Instances of one unit of work on a CPU. One size for every batch, so that a program compiles once.
 UNIT = 16
+#: Listed sessions up to which all may have a row each.
+MOST_LISTED = 32_768
 
 #: Sizes of tables that most instances of a plan have needed.
 _learned: dict[Plan, Capacities] = {}
@@ -214,6 +216,14 @@ class Batch:
             chain *= 2
         return Capacities(slots=slots, phases=phases, chain=chain)
 
+    def bounded(self, cap: Capacities) -> Capacities:
+        """`cap`, with room for all sessions if they are listed, few enough, and a second try was not enough: every
+        further one would run most of the way again."""
+        listed = [len(p.arrival.at) for p in self.programs if isinstance(p.arrival, Listed)]
+        if cap.slots > 1024 and len(listed) == len(self.programs) and max(listed) < MOST_LISTED:
+            return dataclasses.replace(cap, slots=1 << max(listed).bit_length())
+        return cap
+
     def run(self, capacities: Capacities | None, progress: SharedProgress) -> list[RawRun | None]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
         results: list[RawRun | None] = [None] * len(self.seeds)
@@ -239,10 +249,10 @@ class Batch:
                     used, finished = done.result()
                     full = 0
                     for index, run, fault in finished:
-                        full_tables = (Fault.slots, Fault.entries, Fault.seats, Fault.blocks, Fault.leases)
+                        full_tables = (Fault.slots, Fault.entries, Fault.seats, Fault.blocks, Fault.leases, Fault.holds)
                         if fault in full_tables and capacities is None:
                             again.append(index)
-                            larger = _union(larger, _enlarged(used, fault))
+                            larger = _union(larger, self.bounded(_enlarged(used, fault)))
                             full += 1
                         else:
                             results[index] = run
@@ -277,6 +287,7 @@ class Batch:
             cap,
             blocks=blocks,
             chain=min(cap.chain, blocks),
+            holds=min(cap.holds, cap.slots),
             gaps=max(cap.gaps, 3 * cap.slots),
             points=max(cap.points, 8 * len(plan.gauges)),
             phases=cap.phases if self.coalesce and not self.trace else 0,
@@ -407,6 +418,8 @@ def _enlarged(used: Capacities, fault: Fault) -> Capacities:
         return dataclasses.replace(used, entries=used.entries * 2)
     if fault == Fault.blocks:
         return dataclasses.replace(used, chain=used.chain * 4)
+    if fault == Fault.holds:
+        return dataclasses.replace(used, holds=used.holds * 4)
     if fault == Fault.leases:
         return dataclasses.replace(used, leases=used.leases * 2)
     return dataclasses.replace(used, seats=used.seats * 2)

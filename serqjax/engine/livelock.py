@@ -66,7 +66,11 @@ def _bits(x: Array) -> Array:
 
 def _places(sequence: Array, mask: Array) -> Array:
     """Place of each row in the order of its sequence number, -1 outside the mask."""
-    place = jnp.sum(mask[None, :] & (sequence[None, :] < sequence[:, None]), axis=1)
+    if mask.shape[0] > 256:  # each with each would be slow
+        ordered = jnp.sort(jnp.where(mask, sequence, FAR))
+        place = jnp.searchsorted(ordered, sequence)
+    else:
+        place = jnp.sum(mask[None, :] & (sequence[None, :] < sequence[:, None]), axis=1)
     return jnp.where(mask, place, -1)
 
 

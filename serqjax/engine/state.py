@@ -46,8 +46,8 @@ class Capacities:
     `samples`, `requests`, `gaps`, `points`, `actions`: rows of the output buffers between two drains; `ahead`: sessions
     whose trace session is known ahead; `phases`: positions within a block that a window tells apart (blocks of
     more units are never coalesced; 0: nothing is); `seats`: sessions on step stages at once; `blocks`: of the largest
-    pool that shares them by content (not a choice); `chain`: most blocks that a session holds of it; `leases`: leases
-    of all pools together."""
+    pool that shares them by content (not a choice); `chain`: most blocks that a session holds of it; `holds`: sessions
+    that hold of it at once; `leases`: leases of all pools together."""
 
     slots: int = 64
     entries: int = 64
@@ -62,6 +62,7 @@ class Capacities:
     blocks: int = 1
     chain: int = 256
     leases: int = 64
+    holds: int = 64
 
 
 REQUEST_COLUMNS = (
@@ -405,7 +406,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         if plan.blocks["evict"]:
             state |= {"evict_drawn": full((), 0, i64), "evict_block": full((), -1, i64)}
     if plan.by_content:
-        K, B, M = len(plan.by_content), cap.blocks, cap.chain
+        K, B, R, M = len(plan.by_content), cap.blocks, cap.holds, cap.chain
         in_order = [plan.skeleton.pools[p].uncached == "in_order" for p in plan.by_content]
         state |= {
             "block_content": full((K, B), 0, i64),  # 0: none
@@ -414,12 +415,14 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
             # place in the free queue, the least is given out first; `FAR`: somebody holds it
             "block_free": np.asarray([np.arange(B) if o else np.full(B, -1) for o in in_order], i64),
             "block_seq": full((), B, i64),
-            "held": full((K, S, M), 0, i32),  # blocks of each session's hold, in the order of its units
+            "held": full((K, R, M), 0, i32),  # blocks of each hold, in the order of its units
+            "chain": full((K, R, M), 0, i64),  # what they contain, or would
+            "row_taken": full((K, R), False, bool),
+            "held_row": full((K, S), -1, i32),  # row of a session's hold
             "held_n": full((K, S), 0, i32),
             "held_found": full((K, S), 0, i32),  # the first ones were found
             "held_named": full((K, S), 0, i32),  # the first ones have contents
             "held_chain": full((K, S), False, bool),  # the hold caches
-            "chain": full((K, S, M), 0, i64),  # what they contain, or would
             "naming": full((), -1, i32),  # session whose last tokens may fill blocks
         }
         if not plan.has_cache:
