@@ -31,3 +31,5 @@ from .results import Run as Run
 from .results import Runs as Runs
 from .results import VerdictError as VerdictError
 from .sources import read as read
+from .study.grid import grid as grid
+from .study.merge import merge as merge

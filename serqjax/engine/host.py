@@ -306,9 +306,10 @@ class Batch:
         which = np.asarray([self.which[i] for i in lanes])
         programs = [self.programs[k] for k in which]
         horizon, warmup, limit = self.ends[which].T
+        scripts = np.asarray([self.scripts[k] for k in which], np.int32)
         numbers: dict[str, Any] = {
             "numbers": self.numbers[which], "integers": self.integers[which], "horizon": horizon, "warmup": warmup,
-            "limit": limit, "which": np.asarray([self.scripts[k] for k in which], np.int32), "stop": np.full((size,), self.stop),
+            "limit": limit, "which": scripts, "stop": np.full((size,), self.stop),
             "seed": np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64),
         }  # fmt: skip
         job, data = jax.device_put((Job(**numbers), self.data))
