@@ -32,7 +32,7 @@ def text(grid: Grid) -> str:
     if summary["unknown"].sum():
         lines.append("> x: in some seeds the percentile falls among requests that have not finished.")
     out = io.StringIO()
-    console = Console(file=out, width=max(120, 14 * (1 + len(varied) + len(metrics))))
+    console = Console(file=out, width=max(120, 17 * (1 + len(varied) + len(metrics))))
     console.print(table)
     for line in lines:
         console.print(line, highlight=False, markup=False)
