@@ -12,7 +12,7 @@ from serqjax.ir import program as ir
 
 from . import scopes
 from .deadlines import Deadline
-from .expressions import Look, RunError, amount, guard
+from .expressions import Look, RunError, amount, guard, who
 from .session import Session, Status
 from .stages import Job
 
@@ -52,7 +52,7 @@ class Automaton:
                 operation(session, session.look)
             statements += len(operations) + 1
             if statements > MOST_STATEMENTS:
-                raise RunError(f"session {session.serial} ran {MOST_STATEMENTS} statements without blocking")
+                raise RunError(f"{who(session)}{MOST_STATEMENTS} statements without blocking")
             goes_on = exit_state(session)
 
     # ------------------------------------------------------------ operations
@@ -86,7 +86,7 @@ class Automaton:
                     return lambda session, look: machine.clients.respond(session)
                 return lambda session, look: None
             case ir.Choose():
-                return self.choose(op)
+                return self.choose(op, place)
             case ir.Drop(pool=pool):
                 index = compiler.resource(pool, machine.pool_index)
                 return lambda session, look: machine.pools[index(look)].drop(session.serial)
@@ -94,8 +94,9 @@ class Automaton:
                 index, amount_of = compiler.resource(pool, machine.pool_index), compiler.expr(units)
 
                 def load(session: Session, look: Look) -> None:
-                    units = amount(amount_of(look))
-                    scopes.load(machine, session, index(look), units)
+                    place = index(look)
+                    units = amount(amount_of(look), session, machine.pools[place].where)
+                    scopes.load(machine, session, place, units)
 
                 return load
             case ir.Require(test=test, problem=problem):
@@ -103,12 +104,12 @@ class Automaton:
 
                 def require(session: Session, look: Look) -> None:
                     if f(look) == 0.0:
-                        raise RunError(problem)
+                        raise RunError(who(session) + problem)
 
                 return require
         raise TypeError(f"{place}: no such operation: {op!r}")
 
-    def choose(self, op: ir.Choose) -> Operation:
+    def choose(self, op: ir.Choose, place: str) -> Operation:
         compiler = self.machine.compiler
         slot, count = self.machine.slots[op.attr], compiler.expr(op.count)
         key = compiler.order(ir.Order(keys=op.keys, tie="queued"))
@@ -117,7 +118,7 @@ class Automaton:
         def choose(session: Session, look: Look) -> None:
             n = count(look)
             if not (n >= 0.0 and n == n // 1.0):
-                raise RunError(f"`choose {op.attr}`: the count is {n:g}, not a whole number")
+                raise RunError(f"{who(session)}the count of a choice is not a whole number, at state `{place}`")
             best, least = 0, None
             for j in range(int(n)):
                 session.attrs[slot] = float(j)
@@ -163,22 +164,23 @@ class Automaton:
 
     def exit(self, state: ir.State) -> Exit:
         machine, compiler = self.machine, self.machine.compiler
-        states = machine.state_index
+        states, at_state = machine.state_index, f"at state `{state.name}`"
         match state.exit:
             case ir.Goto(then=then):
                 return self.jump(states[then])
             case ir.Branch(test=test, then=then, orelse=orelse):
                 f, yes, no = compiler.expr(test), states[then], states[orelse]
+                problem = f"a guard is neither 0 nor 1, {at_state}"
 
                 def branch(session: Session) -> bool:
-                    session.state = yes if guard(f(session.look), f"the test of `{state.name}`") else no
+                    session.state = yes if guard(f(session.look), problem, session) else no
                     return True
 
                 return branch
             case ir.Enter(scope=scope, deadline=deadline):
                 index, here = machine.scope_index[scope], states[state.name]
                 if deadline is not None:
-                    machine.patience[here] = Deadline(machine, deadline)
+                    machine.patience[here] = Deadline(machine, deadline, state.name)
 
                 def enter(session: Session) -> bool:
                     scopes.enter(machine, session, index, here)
@@ -189,11 +191,11 @@ class Automaton:
                 return self.run_on_stage(state.exit, state.name)
             case ir.Grow(pool=pool, units=units, then=then, deadline=deadline):
                 place, f, target = compiler.resource(pool, machine.pool_index), compiler.expr(units), states[then]
-                limit = self.deadline(deadline)
+                limit = self.deadline(deadline, state.name)
 
                 def grow(session: Session) -> bool:
                     session.state = target
-                    units = amount(f(session.look))
+                    units = amount(f(session.look), session, at_state)
                     ticks = 0 if limit is None else limit.ticks(session)
                     growth = scopes.grow(machine, session, place(session.look), units, None)
                     if limit is not None and growth is scopes.Growth.waits:
@@ -206,7 +208,7 @@ class Automaton:
 
                 def shrink(session: Session) -> bool:
                     session.state = target
-                    units = amount(f(session.look))
+                    units = amount(f(session.look), session, at_state)
                     scopes.shrink(machine, session, place(session.look), units)
                     return True
 
@@ -225,7 +227,7 @@ class Automaton:
 
                 def leave(session: Session) -> bool:
                     session.state = target
-                    scopes.leave(machine, session)
+                    scopes.leave(machine, session, at_state)
                     return True
 
                 return leave
@@ -264,8 +266,8 @@ class Automaton:
                 return end
         raise TypeError(f"states `{state.name}`: no such exit: {state.exit!r}")
 
-    def deadline(self, deadline: ir.Deadline | None) -> Deadline | None:
-        return None if deadline is None else Deadline(self.machine, deadline)
+    def deadline(self, deadline: ir.Deadline | None, state: str) -> Deadline | None:
+        return None if deadline is None else Deadline(self.machine, deadline, state)
 
     def jump(self, target: int) -> Exit:
         def jump(session: Session) -> bool:
@@ -281,12 +283,12 @@ class Automaton:
         grows = None if run.grows is None else compiler.resource(run.grows, machine.pool_index)
         also = [compiler.resource(other, machine.stage_index) for other in run.also]
         latency = compiler.optional(run.latency)
-        limit = self.deadline(run.deadline)
+        limit, at_state = self.deadline(run.deadline, state), f"at state `{state}`"
 
         def run_on_stage(session: Session) -> bool:
             look = session.look
-            units = amount(work(look))
-            latency_s = 0.0 if latency is None else amount(latency(look), "the latency")
+            units = amount(work(look), session, at_state)
+            latency_s = 0.0 if latency is None else amount(latency(look), session, at_state)
             place = stage(look)
             ticks = 0 if limit is None else limit.ticks(session)
             session.state = then
@@ -300,7 +302,7 @@ class Automaton:
             pool = -1 if grows is None else grows(look)
             held = (place, *[other(look) for other in also])
             if len(set(held)) < len(held):
-                raise RunError(f"the run at `{state}` holds one stage twice")
+                raise RunError(f"{who(session)}the run holds one stage twice, {at_state}")
             number = machine.next_job()
             session.job = Job(session, mode, units, then, machine.now_tick, pool, stages=held, number=number)
             machine.stages[place].take(session.job, latency_s)

@@ -21,7 +21,7 @@ from serqjax.ir import program as ir
 from serqjax.ir.structure import number
 from serqjax.report.raw import Action
 
-from .expressions import EPS, Look, RunError, amount
+from .expressions import EPS, Look, amount
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -96,7 +96,7 @@ class Blocks:
         start = 0.0
         for first, length in self.parts:
             if not callable(first):  # recorded contents
-                end = start + amount(length(look)) if length else start
+                end = start + amount(length(look), look.session, self.pool.where) if length else start
                 row = self.recorded[look.session.script] if self.recorded else ()
                 for name in row:
                     stop = min(start + first, end)
@@ -106,8 +106,8 @@ class Blocks:
                 continue
             key = first(look)
             if key != key:
-                raise RunError("the key of a content is NaN, not a number")
-            end = float("inf") if length is None else start + amount(length(look))
+                amount(key, look.session, self.pool.where)
+            end = float("inf") if length is None else start + amount(length(look), look.session, self.pool.where)
             if end > start:
                 parts.append(Part(("content", key), start, end))
                 start = end

@@ -23,8 +23,8 @@ LATEST = 1 << 60  # ticks; a deadline so long never comes
 class Deadline:
     """The compiled form of a deadline."""
 
-    def __init__(self, machine: Machine, deadline: ir.Deadline):
-        self.machine = machine
+    def __init__(self, machine: Machine, deadline: ir.Deadline, state: str):
+        self.machine, self.place = machine, f"at state `{state}`"
         self.after = machine.compiler.expr(deadline.after)
         self.target = machine.state_index[deadline.target]
         scope = machine.program.states[self.target].scope
@@ -36,7 +36,7 @@ class Deadline:
 
     def ticks(self, session: Session) -> int:
         """How long it is for a session that executes the state now."""
-        return self.machine.ticks(amount(self.after(session.look), "the deadline"))
+        return self.machine.ticks(amount(self.after(session.look), session, self.place))
 
     def arm(self, session: Session, ticks: int) -> None:
         """The session has blocked: its deadline is `ticks` from now."""

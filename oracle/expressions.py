@@ -43,7 +43,14 @@ EPS = 1e-9
 
 
 class RunError(Exception):
-    """A run-time error of the program; the run stops with the verdict `error`."""
+    """A run-time error of the program; the run stops with the verdict `error`.
+
+    The text says which session and where; the machine adds when. Array engine: the same sentences.
+    """
+
+
+class EndError(RunError):
+    """The run may not end like this: the text says when."""
 
 
 @dataclass(slots=True)
@@ -75,16 +82,22 @@ class Lazy(dict):
 Function = Callable[[Look], float]
 
 
-def amount(x: float, what: str = "the amount") -> float:
-    """A number of units, tokens or seconds; tiny negatives are 0."""
+def who(session: Session | None) -> str:
+    """The beginning of a sentence about a session; nothing where nobody in particular asks."""
+    return "" if session is None else f"session {session.serial}: "
+
+
+def amount(x: float, session: Session | None, place: str) -> float:
+    """A number of units, tokens or seconds; tiny negatives are 0. `place`: the end of the sentence of an error."""
     if x != x or x < -EPS:
-        raise RunError(f"{what} is {x:g}, not a number of units, tokens or seconds")
+        raise RunError(f"{who(session)}an amount is negative or not a number (units, tokens or seconds), {place}")
     return x if x > 0.0 else 0.0
 
 
-def guard(x: float, what: str) -> bool:
+def guard(x: float, problem: str, session: Session | None = None) -> bool:
+    """Whether a test holds. `problem`: the sentence of an error."""
     if x != 0.0 and x != 1.0:
-        raise RunError(f"{what} is {x:g}: it must be 0 or 1")
+        raise RunError(who(session) + problem)
     return x == 1.0
 
 
@@ -190,7 +203,7 @@ class Compiler:
             j = index(k)
             if not (0 <= j < len(members)) or j != math.floor(j):
                 raise RunError(
-                    f"index of `{array}` is {j:g}: a member of an array of {len(members)} is 0 to {len(members) - 1}"
+                    f"{who(k.session)}an index of `{array}` is not a whole number from 0 to {len(members) - 1}"
                 )
             return members[int(j)]
 

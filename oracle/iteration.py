@@ -39,17 +39,18 @@ class Body:
 
     def command(self, command: ir.Command) -> Action:
         compiler = self.machine.compiler
+        problem = f"stage `{self.name}`: a test or gate of the iteration is neither 0 nor 1"
         match command:
             case ir.Serve(only=only, by=by):
                 order = self.stage.serve if by is None else compiler.order(by)
                 return self.serve(order, compiler.optional(only))
             case ir.Admit(only=only, gate=gate):
-                return self.admit(compiler.optional(only), compiler.optional(gate))
+                return self.admit(compiler.optional(only), compiler.optional(gate), problem)
             case ir.If(test=test, then=then, orelse=orelse):
                 f, yes, no = compiler.expr(test), self.compile(then), self.compile(orelse)
 
                 def branch(plan: Plan) -> None:
-                    holds = guard(f(self.look(plan)), f"stage `{self.name}`: a test of the iteration")
+                    holds = guard(f(self.look(plan)), problem)
                     for action in yes if holds else no:
                         action(plan)
 
@@ -60,7 +61,7 @@ class Body:
                 def assign(plan: Plan) -> None:
                     x = f(self.look(plan))
                     if not math.isfinite(x):
-                        raise RunError(f"stage `{self.name}`: the register `{register}` is {x:g}, not a finite number")
+                        raise RunError(f"stage `{self.name}`: the value of a register is not a finite number")
                     self.machine.registers[place] = x
 
                 return assign
@@ -74,12 +75,12 @@ class Body:
 
         return serve
 
-    def admit(self, only: Function | None, gate: Function | None) -> Action:
+    def admit(self, only: Function | None, gate: Function | None, problem: str) -> Action:
         stage = self.stage
 
         def admit(plan: Plan) -> None:
             while plan.left > 0.0 and not plan.refused:
-                if gate is not None and not guard(gate(self.look(plan)), f"stage `{self.name}`: a gate"):
+                if gate is not None and not guard(gate(self.look(plan)), problem):
                     return
                 before = set(stage.residents)
                 if not stage.admit_one(plan):

@@ -14,12 +14,13 @@ from serqjax.ir import program as ir
 from serqjax.ir.fabric import fabrics
 from serqjax.ir.program import Program
 from serqjax.ir.structure import number
+from serqjax.ir.time import seconds
 from serqjax.report.raw import Action, RawRun, Verdict
 
 from . import deadlines, scopes
 from .automaton import Automaton
 from .check import check_ownership
-from .expressions import Compiler, Look, RunError
+from .expressions import Compiler, EndError, Look, RunError, who
 from .measures import Claims, Gauges
 from .planner import Step
 from .pools import Pool
@@ -145,11 +146,11 @@ class Machine:
         named = [(part.index or 0, i) for i, part in enumerate(parts) if part.array == array]
         return [i for _, i in sorted(named)]
 
-    def ticks(self, seconds: float) -> int:
+    def ticks(self, span_s: float) -> int:
         """Seconds as whole ticks, half to even."""
-        if seconds != seconds:
+        if span_s != span_s:
             raise RunError("a time is NaN, not a number of seconds")
-        ratio = seconds / self.tick_s
+        ratio = span_s / self.tick_s
         return NEVER if ratio >= NEVER else round(ratio)
 
     def push(self, tick: int, handle: Callable[[Any], None], what: Any) -> Event | None:
@@ -234,13 +235,19 @@ class Machine:
             stopped = stop_on_verdict and verdict in (Verdict.livelock, Verdict.deadlock)
             if self.program.arrivals is None and self.horizon_tick is not None and not stopped:
                 self.now_tick = self.horizon_tick
+            if verdict is Verdict.error:
+                cause = self.dated(cause)
             self.claims.run_ends()
         except RunError as error:
             if self.progress.livelock:  # such a run may let no time pass
                 verdict, cause = Verdict.livelock, self.progress.livelock
             else:
-                cause = str(error)
+                cause = str(error) if isinstance(error, EndError) else self.dated(str(error))
         return collect(self, verdict, cause)
+
+    def dated(self, cause: str) -> str:
+        """The cause of an error and its time."""
+        return f"{cause}, at t = {seconds(self.now_tick, self.tick_s):.10g} s"
 
     def start(self) -> None:
         if not self.warm:
@@ -320,10 +327,10 @@ class Machine:
                 value = number(self.program, rate) or 0.0
                 return self.ticks(-math.log(1.0 - self.arrival_stream.uniform()) / value)
             case ir.Renewal(gap=gap):
-                seconds = self.compiler.expr(gap)(Look([], self.arrival_stream))
-                if not seconds > 0.0:
-                    raise RunError(f"the gap between arrivals is {seconds:g}, not positive")
-                return self.ticks(seconds)
+                gap_s = self.compiler.expr(gap)(Look([], self.arrival_stream))
+                if not gap_s > 0.0:
+                    raise RunError("the gap between arrivals is not positive")
+                return self.ticks(gap_s)
         raise TypeError("no gaps in this arrival law")
 
     def arrive(self, _: None) -> None:
@@ -369,7 +376,7 @@ class Machine:
             session.ready_tick, session.ready_count = self.now_tick, 0
         session.ready_count += 1
         if session.ready_count > MOST_READY:
-            raise RunError(f"session {session.serial} became ready {MOST_READY + 1} times without time passing")
+            raise RunError(f"{who(session)}became ready {MOST_READY + 1} times without time passing")
         self.ready.append(session)
 
     def run_ready(self) -> None:
@@ -446,10 +453,8 @@ class Machine:
     def end_session(self, session: Session, *, rejected: bool = False) -> None:
         """Its scopes are closed and its leases end; its cache entries stay."""
         if session.legs and not rejected:
-            now_s = self.now_tick * self.tick_s
-            raise RunError(
-                f"session {session.serial} ends at t = {now_s:g} while a leg it forked runs: `join` before the end"
-            )
+            state = self.program.states[session.state].name
+            raise RunError(f"{who(session)}ends while a leg it forked runs: join before the end, at state `{state}`")
         if rejected and session.request is not None:
             session.request.rejected = session.request.open
         self.clients.respond(session)

@@ -18,7 +18,7 @@ from serqjax.report.raw import Action
 from .expressions import EPS, Lazy, Look, RunError, amount
 from .iteration import Body
 from .plan import Give, Given, Plan
-from .scopes import Growth, admit_next, grow
+from .scopes import Growth, admit_next, grow, no_hold
 from .session import Status
 from .stages import Job, Stage
 from .statistics import Signal
@@ -104,8 +104,9 @@ class Step(Stage):
     def limits(self) -> tuple[float, float]:
         """Budget and chunk of an iteration that would start now."""
         look = Look([], self.machine.machine_stream, None, Lazy(self.totals_of_residents))
-        budget = amount(self.budget(look), "the budget")
-        return budget, 0.0 if self.chunk is None else amount(self.chunk(look), "the chunk")
+        place = f"in the budget or chunk of stage `{self.machine.program.stages[self.index].name}`"
+        budget = amount(self.budget(look), None, place)
+        return budget, 0.0 if self.chunk is None else amount(self.chunk(look), None, place)
 
     # ------------------------------------------------------------ starting an iteration
 
@@ -203,7 +204,7 @@ class Step(Stage):
             total = self.rest + max(0, cost)
             cost_tick, self.rest = total >> fixed.FIXED_BITS, total & ((1 << fixed.FIXED_BITS) - 1)
         if tokens > 0.0 and not positive:
-            raise RunError("an iteration with tokens and cost 0")
+            raise RunError(f"stage `{machine.program.stages[self.index].name}`: an iteration with tokens and cost 0")
         return cost_tick, tokens, ctx
 
     # ------------------------------------------------------------ planning
@@ -267,7 +268,7 @@ class Step(Stage):
                 return Give.goes_on
             hold = session.hold_of(job.grows)
             if hold is None:
-                raise RunError(f"the session holds no {self.machine.pools[job.grows].pool.name}")
+                raise no_hold(session, self.machine.pools[job.grows])
             need = hold.pos + tokens - hold.alloc
             if need > EPS:
                 growth = grow(self.machine, session, job.grows, need, job)

@@ -57,6 +57,7 @@ class Pool:
         self.index = index
         self.pool = pool
         self.cap = number(machine.program, pool.cap) or 0.0
+        self.where = f"in pool `{pool.name}`"  # the end of the sentence of an error
         self.block = number(machine.program, pool.block)
         compiler = machine.compiler
         self.queue_key = compiler.order(pool.queue)
@@ -245,7 +246,7 @@ class Pool:
             there.last_tick, there.released = machine.now_tick, machine.next_release()
             tier.cached += units
         self.totals.spills += 1
-        machine.work_for_nobody(self.spill_via, amount(self.spill_work(look)))
+        machine.work_for_nobody(self.spill_via, amount(self.spill_work(look), None, self.where))
 
     def least_entry(self) -> Entry:
         if self.evict_key is None:

@@ -19,7 +19,7 @@ from serqjax.ir.program import Program
 from serqjax.ir.structure import walk
 from serqjax.report.raw import Verdict
 
-from .expressions import RunError
+from .expressions import EndError
 from .scopes import attempt
 from .session import Session, Status
 from .stages import is_stale
@@ -85,7 +85,7 @@ class Progress:
         if any(session.status is Status.joining for session in waits):
             return Verdict.error, (
                 "the run ends with sessions that wait for each other: "
-                + "; ".join(_waits(machine, session) for session in waits)
+                + "; ".join(sorted(_waits(machine, session) for session in waits))
                 + ": a hold-and-wait cycle"
             )
         events_to_come = machine.events_to_come()
@@ -94,14 +94,14 @@ class Progress:
         horizon_s = None if machine.horizon_tick is None else machine.horizon_tick * machine.tick_s
         if program.arrivals is not None:
             if machine.arrived < program.arrivals:
-                raise RunError(
+                raise EndError(
                     f"horizon {horizon_s:g} reached before requested arrivals: got {machine.arrived}, "
                     f"requested {program.arrivals}"
                 )
             if live:
-                raise RunError(f"failed to drain {live} active sessions within horizon {horizon_s:g}")
+                raise EndError(f"failed to drain {live} active sessions within horizon {horizon_s:g}")
             if machine.now_tick <= machine.warmup_tick and machine.warmup_tick > 0:
-                raise RunError(
+                raise EndError(
                     f"arrivals drained at {machine.now_tick * machine.tick_s:g} before or at warmup "
                     f"{machine.warmup_tick * machine.tick_s:g}"
                 )

@@ -11,11 +11,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from serqjax.ir import program as ir
-from serqjax.ir.expr import Resource
 from serqjax.report.raw import Action
 
 from .blocks import Block
-from .expressions import EPS, Function, Look, RunError, amount
+from .expressions import EPS, Function, Look, RunError, amount, who
 from .pools import Grower, Pool
 from .session import Hold, Leased, OpenScope, Session, Status, Waiting
 
@@ -73,14 +72,14 @@ def enter(
     scope, deadline = machine.scopes[index], machine.patience.get(state)
     pools = [place(session.look) for place in scope.pools]
     if len(set(pools)) < len(pools):
-        twice = next(place for place in pools if pools.count(place) > 1)
-        names = " and ".join(f"`{_spell(t.pool)}`" for t, p in zip(scope.scope.takes, pools) if p == twice)
-        raise RunError(f"{names} name the same member, `{machine.pools[twice].pool.name}`: a hold takes each pool once")
+        raise RunError(
+            f"{who(session)}two parts of the hold `{scope.scope.name}` name one member: a hold takes each pool once"
+        )
     for place, oversize in zip(pools, scope.oversize):
         if oversize is None:
             continue
         pool = machine.pools[place]
-        need = pool.up(amount(oversize(session.look)))
+        need = pool.up(amount(oversize(session.look), session, machine.pools[place].where))
         if need > pool.cap:
             pool.totals.rejected += 1
             machine.act(Action.reject, session.serial, place, need)
@@ -99,10 +98,6 @@ def enter(
         deadline.arm(session, ticks)
 
 
-def _spell(resource: Resource) -> str:
-    return resource if isinstance(resource, str) else f"{resource.array}[...]"
-
-
 # ---------------------------------------------------------------- admission
 
 
@@ -114,9 +109,10 @@ def attempt(machine: Machine, waiting: Waiting) -> Trial:
     for slot, value in scope.lets:
         attrs[slot] = value(look)
     units, needs = [], []
-    for u, r in zip(scope.units, scope.reserve):
-        units.append(amount(u(look)))
-        needs.append(units[-1] if r is None else max(units[-1], amount(r(look))))
+    for u, r, pool in zip(scope.units, scope.reserve, waiting.pools):
+        place = machine.pools[pool].where
+        units.append(amount(u(look), session, place))
+        needs.append(units[-1] if r is None else max(units[-1], amount(r(look), session, place)))
     hits: list[list[Block]] = [[] for _ in units]
     for take, place in enumerate(waiting.pools):
         shared = machine.pools[place].blocks
@@ -162,6 +158,8 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
     session.attrs[:] = trial.attrs
     look = Look(session.attrs, session.stream, session, {"Requeued": float(waiting.requeued)})
     reuse = None if scope.reuse is None else max(scope.reuse(look), 0.0)
+    if reuse is not None and reuse != reuse:
+        raise RunError(f"{who(session)}the reuse of the hold `{scope.scope.name}` is not a number")
     opened = OpenScope(waiting.scope, [], entered=waiting.entered)
     session.scopes.append(opened)
     most_own = 0.0
@@ -207,9 +205,12 @@ def retry(machine: Machine) -> None:
 # ---------------------------------------------------------------- giving back
 
 
-def leave(machine: Machine, session: Session) -> None:
-    """The innermost scope ends normally, and leaves a lease if it declares one; then every line is tried."""
-    opened = give_back(machine, session, finished=True, leases=True)
+def leave(machine: Machine, session: Session, place: str) -> None:
+    """The innermost scope ends normally, and leaves a lease if it declares one; then every line is tried.
+
+    `place`: where it is left, for errors.
+    """
+    opened = give_back(machine, session, finished=True, leases_at=place)
     for hold in opened.holds:
         session.preempted_at.pop(hold.pool, None)
         session.alone_in.discard(hold.pool)
@@ -217,15 +218,15 @@ def leave(machine: Machine, session: Session) -> None:
     retry(machine)
 
 
-def give_back(machine: Machine, session: Session, *, finished: bool, leases: bool = False) -> OpenScope:
-    """Every pool of the innermost scope in order: its units are released (`leases`: or leased, as the scope says)."""
+def give_back(machine: Machine, session: Session, *, finished: bool, leases_at: str | None = None) -> OpenScope:
+    """Every pool of the innermost scope in order: its units are released (`leases_at`: or leased, by the scope)."""
     opened = session.scopes[-1]
     opened.closing = True
     scope = machine.scopes[opened.scope]
     for hold in opened.holds:
         computed = hold.pos if opened.grown or not finished else hold.alloc
-        if leases and hold.take == scope.leased:
-            lease(machine, session, opened, hold, computed)
+        if leases_at is not None and hold.take == scope.leased:
+            lease(machine, session, opened, hold, computed, leases_at)
         else:
             release_hold(machine, session, opened.scope, hold, computed, finished=finished)
     session.scopes.pop()
@@ -250,7 +251,8 @@ def units_kept(pool: Pool, keep: Function | None, look: Look, computed: float) -
     if keep is None:
         return 0.0
     value = keep(look)
-    want = 0.0 if value < 0.0 else amount(value)  # below 0 keeps nothing; NaN is an error
+    # below 0 keeps nothing; NaN is an error
+    want = 0.0 if value < 0.0 else amount(value, look.session, pool.where)
     return pool.down(min(want, computed))
 
 
@@ -310,11 +312,16 @@ def release(machine: Machine, session: Session, place: int) -> None:
     retry(machine)
 
 
+def no_hold(session: Session, pool: Pool) -> RunError:
+    """Somebody without an open hold of a pool grows, shrinks or loads it."""
+    return RunError(f"{who(session)}no open hold to grow, shrink or load, {pool.where}")
+
+
 def shrink(machine: Machine, session: Session, place: int, units: float) -> None:
     """The innermost hold gives whole blocks back, never what is computed; then every line is tried."""
     pool, hold = machine.pools[place], session.hold_of(place)
     if hold is None:
-        raise RunError(f"the session holds no {pool.pool.name}")
+        raise no_hold(session, pool)
     stays = min(hold.alloc, max(pool.up(max(hold.alloc - units, 0.0)), pool.up(hold.pos)))
     less, hold.alloc = hold.alloc - stays, stays
     hold.reserved -= less
@@ -328,17 +335,17 @@ def load(machine: Machine, session: Session, place: int, units: float) -> None:
     """`units` more of the innermost hold are computed, without a run."""
     pool, hold = machine.pools[place], session.hold_of(place)
     if hold is None:
-        raise RunError(f"the session holds no {pool.pool.name}")
+        raise no_hold(session, pool)
     session.advance(place, units)
     if hold.pos > hold.alloc + EPS:
-        raise RunError(f"load of {units:g} units passes the {hold.alloc:g} allocated in {pool.pool.name}")
+        raise RunError(f"{who(session)}a load passes the units allocated, {machine.pools[place].where}")
 
 
-def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float) -> None:
+def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float, place: str) -> None:
     """The hold's units stay with the session, without a hold, until a `Release`, their time or its end."""
     after_s = machine.scopes[opened.scope].lease_after_s
     assert after_s is not None
-    span_s = amount(after_s(session.look))
+    span_s = amount(after_s(session.look), session, place)
     expires = span_s < float("inf")
     held = Leased(session, hold.pool, opened.scope, hold.take, hold.alloc, computed, hold.own, session.look, expires)
     session.leases.append(held)
@@ -380,7 +387,7 @@ def grow(machine: Machine, session: Session, place: int, units: float, job: Job 
     pool = machine.pools[place]
     hold = session.hold_of(place)
     if hold is None:
-        raise RunError(f"the session holds no {pool.pool.name}")
+        raise no_hold(session, pool)
     while True:
         need = pool.up(hold.alloc + units) - hold.alloc
         if need <= 0.0:

@@ -125,7 +125,7 @@ class ProcessorSharing(Stage):
         capacity = self.capacity(Look([], machine.machine_stream, None, {"N": float(len(jobs))}))
         if not math.isfinite(capacity):
             name = machine.program.stages[self.index].name
-            raise RunError(f"the capacity of stage `{name}` is {capacity:g} with {len(jobs)} jobs: it must be finite")
+            raise RunError(f"the capacity of stage `{name}` is not a finite number")
         rate = capacity / len(jobs)
         for job in jobs:
             job.rate = rate

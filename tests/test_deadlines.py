@@ -91,9 +91,9 @@ def test_no_work_never_and_now() -> None:
     assert observed(raw, made, "done") == [(0.0, 0), (3.0, 1), (13.0, 2)]
     assert observed(raw, made, "late") == [(20.0, 3)]
     bad = desk((1.0,), (-1.0,), (0.0,))
-    assert run_oracle(bad).verdict == Verdict.error and "the deadline is -1" in run_oracle(bad).cause
+    assert run_oracle(bad).verdict == Verdict.error and "an amount is negative" in run_oracle(bad).cause
     (run,) = run_engine([bad])
-    assert run.verdict == Verdict.error and "session 0: an amount is negative" in run.cause
+    assert run.verdict == Verdict.error and run.cause == run_oracle(bad).cause
     never = msgspec.structs.replace(
         made, states=(State(name="start", exit=Run("desk", "Plain", Attr("w"), "done", deadline=Deadline(
             after=Inf(), target="late"))), *made.states[1:]), horizon_s=None)  # fmt: skip

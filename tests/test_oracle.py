@@ -391,23 +391,25 @@ def test_listed_arrivals_fire_before_what_was_pushed_later():
 def test_run_time_errors_are_verdicts_with_their_text():
     amount = oracle.simulate(fifo(ir.Batch(ONE), ir.Num(-2.0)))
     assert amount.verdict is Verdict.error
-    assert amount.cause == "the amount is -2, not a number of units, tokens or seconds"
+    assert amount.cause == (
+        "session 0: an amount is negative or not a number (units, tokens or seconds), at state `start`, at t = 0 s"
+    )
     free = oracle.simulate(engine([[(1, 2, 0)]], blocks=4, cost=ZERO))
-    assert (free.verdict, free.cause) == (Verdict.error, "an iteration with tokens and cost 0")
+    assert (free.verdict, free.cause) == (Verdict.error, "stage `E`: an iteration with tokens and cost 0, at t = 0 s")
     gap = oracle.simulate(fifo(ir.Renewal(op("Sub", ONE, ONE)), ONE, arrivals=2))
-    assert gap.cause == "the gap between arrivals is 0, not positive"
+    assert gap.cause == "the gap between arrivals is not positive, at t = 0 s"
 
 
 def test_a_program_that_lets_no_time_pass_stops():
     states = (ir.State(name="start", exit=ir.Run("server", "Plain", ZERO, "start")),)
     raw = oracle.simulate(fifo(ir.Batch(ONE), ZERO, states=states))
-    assert raw.cause == "session 0 became ready 1001 times without time passing"
+    assert raw.cause == "session 0: became ready 1001 times without time passing, at t = 0 s"
     states = (ir.State(name="start", exit=ir.Goto("start")),)
     assert "1000000 statements" in oracle.simulate(fifo(ir.Batch(ONE), ZERO, states=states)).cause
     states = (ir.State(name="start", exit=ir.Branch(ir.Num(0.5), "start", "start")),)
     assert (
         oracle.simulate(fifo(ir.Batch(ONE), ZERO, states=states)).cause
-        == "the test of `start` is 0.5: it must be 0 or 1"
+        == "session 0: a guard is neither 0 nor 1, at state `start`, at t = 0 s"
     )
 
 
@@ -420,7 +422,8 @@ def test_a_member_out_of_range_is_an_error():
     good = fifo(ir.Batch(ir.Num(2.0)), ZERO, stages=stages, states=states)
     assert samples(good, oracle.simulate(good), "response") == [(1.0, 0, 1.0), (1.0, 1, 1.0)]
     bad = fifo(ir.Batch(ir.Num(3.0)), ZERO, stages=stages, states=states)
-    assert oracle.simulate(bad).cause == "index of `s` is 2: a member of an array of 2 is 0 to 1"
+    cause = "session 2: an index of `s` is not a whole number from 0 to 1, at t = 0 s"
+    assert oracle.simulate(bad).cause == cause
 
 
 def test_what_is_not_run_is_refused_by_name_and_place():

@@ -182,16 +182,18 @@ def test_latency_is_waited_for_at_the_stage() -> None:
 
 def test_capacities_that_are_no_numbers_end_the_run() -> None:
     program = ps(op("Div", ONE, op("Sub", N, ONE)), [(0, 4)])
-    assert run_oracle(program).cause == "the capacity of stage `link0` is inf with 1 jobs: it must be finite"
+    assert run_oracle(program).cause == "the capacity of stage `link0` is not a finite number, at t = 0 s"
     run = run_engine([program])[0]
-    assert (run.verdict, run.cause) == (Verdict.error, "the capacity of stage `link0` is not a finite number")
+    assert (run.verdict, run.cause) == (Verdict.error, run_oracle(program).cause)
 
 
 def test_a_run_that_holds_one_member_twice_ends() -> None:
     stages = tuple(replace(s, array="link", index=i, name=f"link[{i}]") for i, s in enumerate(links(1.0, 1.0)))
     run = ir.Run("link[0]", "Plain", ONE, "", also=(ir.Member("link", ir.Attr("work")),), share="MaxMin")
     assert ends(run_oracle(session([run], [(0, 1)], stages=stages))) == [(1.0, 0)]
-    assert run_oracle(session([run], [(0, 0)], stages=stages)).cause == "the run at `run0` holds one stage twice"
+    assert run_oracle(session([run], [(0, 0)], stages=stages)).cause == (
+        "session 0: the run holds one stage twice, at state `run0`, at t = 0 s"
+    )
 
 
 # ---------------------------------------------------------------- engine

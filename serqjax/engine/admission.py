@@ -171,8 +171,8 @@ class Header:
         """Amounts must be numbers and not negative."""
         for pool in range(len(self.units)):
             here = mask & self.takes[pool]
-            self.units[pool] = amount(self.w, self.units[pool], here, Fault.bad_amount, self.slot, pool)
-            self.need[pool] = amount(self.w, self.need[pool], here, Fault.bad_amount, self.slot, pool)
+            self.units[pool] = amount(self.w, self.units[pool], here, Fault.bad_units, self.slot, pool)
+            self.need[pool] = amount(self.w, self.need[pool], here, Fault.bad_units, self.slot, pool)
 
     def fits(self) -> Array:
         """Whether every pool has room beside what is allocated; cached units do not count against it, and blocks that
@@ -268,7 +268,7 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     n = len(plan.skeleton.pools)
     own = [jnp.float64(0.0)] * n
     reuse = jnp.maximum(header.reuse, 0.0)
-    w.fail(on & jnp.isnan(header.reuse), Fault.bad_amount, slot, -1)
+    w.fail(on & jnp.isnan(header.reuse), Fault.bad_reuse, slot, header.scope)
     kept = {p for s in plan.scopes for t, ps in zip(s.scope.takes, s.takes) if t.keep is not None for p in ps}
     for pool in range(n):
         if pool not in kept or pool in plan.by_content:
@@ -290,7 +290,7 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     for pool in plan.by_content:
         chain = Chain.of(w, pool, slot, expressions(w, pool, header.attrs.get))
         here = on & header.takes[pool]
-        w.fail(here & ~chain.valid(), Fault.bad_amount, slot, pool)
+        w.fail(here & ~chain.valid(), Fault.bad_units, slot, pool)
         named = caches(w, header.scope, pool, take_of(w, slot, header.scope, pool))
         blocks.share(w, pool, slot, header.found[pool], header.hits[pool], named, here)
         (own[pool],) = w.fence(jnp.where(here, header.hits[pool] * block_size(w, pool), 0.0))

@@ -31,19 +31,28 @@ class Fault(IntEnum):
     load = 20
     leases = 21
     holds = 22
+    bad_units = 23
+    bad_reuse = 24
+    bad_limits = 25
 
 
-#: Verdict and sentence of each fault; `{serial}`, `{place}` are filled in.
+AMOUNT = "{who}an amount is negative or not a number (units, tokens or seconds), "
+
+#: Verdict and sentence of each fault. `{who}` is the session, or nothing where nobody in particular asked. The sentence
+#: of an error ends with its time (`result.py`); the oracle has the same sentences.
 SENTENCES: dict[Fault, tuple[Verdict, str]] = {
-    Fault.guard: (Verdict.error, "session {serial}: a guard is neither 0 nor 1, at state `{state}`"),
+    Fault.guard: (Verdict.error, "{who}a guard is neither 0 nor 1, at state `{state}`"),
     Fault.bad_amount: (
         Verdict.error,
-        "session {serial}: an amount is negative or not a number (units, tokens or seconds), at {where}",
+        AMOUNT + "at state `{state}`",
     ),
-    Fault.require: (Verdict.error, "session {serial}: {problem}"),
+    Fault.bad_units: (Verdict.error, AMOUNT + "in pool `{pool}`"),
+    Fault.bad_limits: (Verdict.error, AMOUNT + "in the budget or chunk of stage `{stage}`"),
+    Fault.bad_reuse: (Verdict.error, "{who}the reuse of the hold `{scope}` is not a number"),
+    Fault.require: (Verdict.error, "{who}{problem}"),
     Fault.unsettled: (
         Verdict.error,
-        "session {serial} became ready 1001 times without time passing",
+        "{who}became ready 1001 times without time passing",
     ),
     Fault.capacity: (Verdict.error, "the capacity of stage `{stage}` is not a finite number"),
     Fault.free_iteration: (Verdict.error, "stage `{stage}`: an iteration with tokens and cost 0"),
@@ -70,21 +79,21 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
         Verdict.capacity,
         "more leases were alive than the lease table holds ({leases}): raise `leases`",
     ),
-    Fault.load: (Verdict.error, "session {serial}: a load passes the units allocated in pool `{pool}`"),
-    Fault.gap: (Verdict.error, "an arrival gap is not positive"),
+    Fault.load: (Verdict.error, "{who}a load passes the units allocated, in pool `{pool}`"),
+    Fault.gap: (Verdict.error, "the gap between arrivals is not positive"),
     Fault.ownership: (Verdict.error, "pool `{pool}`: allocated + cached + free differs from its cap"),
     Fault.member: (
         Verdict.error,
-        "session {serial}: an index of `{array}` is not a whole number from 0 to {last}",
+        "{who}an index of `{array}` is not a whole number from 0 to {last}",
     ),
     Fault.same_member: (
         Verdict.error,
-        "session {serial}: two parts of the hold `{scope}` name one member: a hold takes each pool once",
+        "{who}two parts of the hold `{scope}` name one member: a hold takes each pool once",
     ),
-    Fault.count: (Verdict.error, "session {serial}: the count of a choice is not a whole number, at state `{state}`"),
+    Fault.count: (Verdict.error, "{who}the count of a choice is not a whole number, at state `{state}`"),
     Fault.live_leg: (
         Verdict.error,
-        "session {serial} ends while a leg it forked runs: join before the end, at state `{state}`",
+        "{who}ends while a leg it forked runs: join before the end, at state `{state}`",
     ),
-    Fault.no_hold: (Verdict.error, "session {serial}: growth of pool `{pool}` outside a hold of it"),
+    Fault.no_hold: (Verdict.error, "{who}no open hold to grow, shrink or load, in pool `{pool}`"),
 }

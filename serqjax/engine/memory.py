@@ -234,10 +234,10 @@ def release_scope(w: Lane, slot: Array, part: Part, how: Array, on: Array) -> No
                 want = jnp.where(mine, keeps[pool, take.keep], want)
         kept = jnp.float64(0.0)
         if plan.caching[pool]:
-            w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
+            w.fail(here & jnp.isnan(want), Fault.bad_units, slot, pool)
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), computed))
         if pool in plan.by_content:
-            w.fail(here & jnp.isnan(want), Fault.bad_amount, slot, pool)
+            w.fail(here & jnp.isnan(want), Fault.bad_units, slot, pool)
             named = load_at(w.held_named, jnp.int32(plan.by_content.index(pool)), jnp.maximum(slot, 0))
             planned = named * block_size(w, pool)  # if not computed
             kept = round_down(w, pool, jnp.minimum(jnp.maximum(want, 0.0), jnp.maximum(computed, planned)))
@@ -409,7 +409,7 @@ def join_line(w: Lane) -> None:
             if take.oversize not in seen:
                 seen[take.oversize] = evaluate(take.oversize, env)
             mine = on & (scope == i)
-            w.fail(mine & ~(seen[take.oversize] >= -1e-9), Fault.bad_amount, slot, members[0])
+            w.fail(mine & ~(seen[take.oversize] >= -1e-9), Fault.bad_units, slot, place)
             for pool in members:
                 if not plan.finite[pool]:
                     continue

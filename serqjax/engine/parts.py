@@ -19,7 +19,7 @@ from .views import amount, outstanding, round_up
 
 def load_units(w: Lane, pool: int, units: Value, slot: Array, on: Array) -> None:
     """Units of the innermost hold of a pool are computed without a run."""
-    units = amount(w, units, on, Fault.bad_amount, slot, pool)
+    units = amount(w, units, on, Fault.bad_units, slot, pool)
     column = innermost_of(w, slot, pool)
     w.fail(on & (column < 0), Fault.no_hold, slot, pool)
     on, at = on & (w.fault == 0), jnp.maximum(column, 0)

@@ -63,7 +63,7 @@ def start_plan(w: Lane) -> None:
             b, c = budget_and_chunk(w, stage, draws, begins & (found == stage))
             budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
         w.drawn = machine_drawn(w, draws)
-        w.fail(begins & ~((budget >= -1e-9) & (chunk >= -1e-9)), Fault.bad_amount, -1, found)
+        w.fail(begins & ~((budget >= -1e-9) & (chunk >= -1e-9)), Fault.bad_limits, -1, found)
         w.pick(
             begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
             chunk=chunk, listed=0, preempting=False, owed=0.0, stopped=False, joined=False,

@@ -76,14 +76,14 @@ def raw_run(
     cycle = ""
     if waits is not None and verdict not in (Verdict.error, Verdict.livelock):
         cycle = who_waits_for_each_other(plan, s, *waits)
-    if cycle:
-        verdict, cause = Verdict.error, cycle
     horizon = ticks(number(program, program.horizon_s), program.tick_s)
     observed = sample_rows(plan, drained.all("samples", lane, 3))
     warm = observed[1] >= ticks(number(program, program.warmup_s), program.tick_s)
     samples = tuple(column[warm] for column in observed) if plan.aggregates else observed
     points = drained.all("points", lane, POINT_COLUMNS)
     end_tick = int(s["end_tick"] if s["verdict"] != RUNNING else s["now"])
+    if cycle:
+        verdict, cause = Verdict.error, dated(cycle, end_tick, program)
     requests = request_rows(plan, s, drained.all("requests", lane, len(REQUEST_COLUMNS)))
     return RawRun(
         seed=seed,
@@ -134,9 +134,8 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
         verdict, sentence = SENTENCES[fault]
         place = int(s["fault_place"])
         names = {
-            "serial": int(s["fault_serial"]),
+            "who": f"session {int(s['fault_serial'])}: " if s["fault_serial"] >= 0 else "",
             "state": plan.states[place].name if 0 <= place < len(plan.states) else "?",
-            "where": f"place {place}",
             "problem": plan.requires[place].problem if fault == Fault.require else "",
             "stage": plan.skeleton.stages[place].name if 0 <= place < len(plan.skeleton.stages) else "?",
             "scope": plan.scopes[place].scope.name if 0 <= place < len(plan.scopes) else "?",
@@ -149,7 +148,8 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             "entries": s["entry_size"].shape[0] if "entry_size" in s else 0,
             "chain": s["held"].shape[2] if "held" in s else 0,
         }
-        return verdict, sentence.format(**names)
+        cause = sentence.format(**names)
+        return verdict, dated(cause, int(s["now"]), program) if verdict == Verdict.error else cause
     verdict = Verdict(int(s["verdict"]))
     seconds = float(s["end_tick"]) * program.tick_s
     if program.arrivals is not None and verdict in (Verdict.horizon, Verdict.drained):
@@ -168,6 +168,11 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
     if verdict == Verdict.livelock:
         return verdict, LIVELOCK
     return verdict, ""
+
+
+def dated(cause: str, tick: int, program: Program) -> str:
+    """The cause of an error and its time."""
+    return f"{cause}, at t = {seconds(tick, program.tick_s):.10g} s"
 
 
 def who_waits(plan: Plan, s: dict[str, np.ndarray]) -> str:

@@ -50,7 +50,7 @@ def spill(w: Lane, env: Env, row: Array, pool: Array, units: Array, on: Array) -
         draws: Draws = evict_cursor(w)
         env.draw = draws.take
         goes = here & (evaluate(spec.when, env, here) != 0.0)
-        work = amount(w, evaluate(spec.work, env, goes), goes, Fault.bad_amount, -1, p)
+        work = amount(w, evaluate(spec.work, env, goes), goes, Fault.bad_units, -1, p)
         if plan.blocks["evict"]:
             w.evict_drawn = evict_drawn(w, draws)
         goes, work = w.fence(goes, work)

@@ -180,7 +180,8 @@ class Requests:
         allowed: ir.Expr = tests[0]
         for test in tests[1:]:
             allowed = ir.Binary("Or", allowed, test)
-        builder.ops.append(ir.Require(allowed, f"a member of an array of {count} is 0 to {count - 1}"))
+        problem = f"an index of `{stages.array[base]}` is not a whole number from 0 to {count - 1}"
+        builder.ops.append(ir.Require(allowed, problem))
         join = builder.new_label()
         for test, spec in zip(tests, specs):
             if spec is None:
