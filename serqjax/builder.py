@@ -55,6 +55,7 @@ from .ir.program import (
     Enter,
     Gauge,
     Grow,
+    Lease,
     Let,
     Observe,
     Op,
@@ -323,9 +324,9 @@ class Builder:
         return Let(attr=self._known(attr), value=self(value))
 
     def scope(self, name: str, *takes: Take, reentry: str, lets: tuple[Let, ...] = (), reuse: Text | None = None,
-              parent: str | None = None) -> str:
+              lease: Lease | None = None, parent: str | None = None) -> str:
         """Add a `Scope` that goes on at the state `reentry` when it is admitted."""
-        made = Scope(name=name, takes=takes, reentry=reentry, parent=parent, lets=lets,
+        made = Scope(name=name, takes=takes, reentry=reentry, parent=parent, lets=lets, lease=lease,
                      reuse=None if reuse is None else self(reuse))
         return self._once(self._scopes, name, made, "scope", again=False).name
 

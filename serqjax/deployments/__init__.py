@@ -1,10 +1,16 @@
-"""Ready-made deployments: `vllm`, and fleets of them, `replicas`.
+"""Ready-made deployments: `vllm`, fleets of them, `replicas`, and prefill and decode apart, `disaggregated`.
 
 Each returns an object that `serqjax.program` joins with a workload.
 """
 
+from .disaggregated import Disaggregated as Disaggregated
+from .disaggregated import FirstToken as FirstToken
+from .disaggregated import disaggregated as disaggregated
+from .disaggregated import link as link
 from .fleet import Replicas as Replicas
 from .fleet import replicas as replicas
+from .offload import Offload as Offload
+from .offload import offload as offload
 from .vllm import VERSIONS as VERSIONS
 from .vllm import Vllm as Vllm
 from .vllm import vllm as vllm

@@ -64,7 +64,7 @@ class Replicas(AbstractDeployment):
         """The engines in their places; where they differ each has parameters of its own, `replica2.max_num_seqs`."""
         alike = all(engine == self.engines[0] for engine in self.engines)
         return [
-            dataclasses.replace(engine, place=f"[{k}]", own="" if alike else f"replica{k}.")
+            dataclasses.replace(engine, place=f"[{k}]", own=engine.group if alike else f"{engine.group}replica{k}.")
             for k, engine in enumerate(self.engines)
         ]
 
@@ -87,17 +87,34 @@ class Replicas(AbstractDeployment):
             engines = _copies(engines[0], n)
         return Replicas(tuple(engine.replace(**changes) for engine in engines), router)
 
+    @property
+    def _replica(self) -> str:
+        """The attribute with the place of the engine that serves a session."""
+        return f"{self.engines[0].group}replica"
+
+    @property
+    def serving(self) -> Vllm:
+        """The engine that serves a session, whichever it is."""
+        # the largest, so that what is above its slots is above everybody's
+        return dataclasses.replace(max(self._members, key=lambda engine: engine.max_num_seqs),
+                                   place=f"[{self._replica}]")
+
+    def route(self, b: Builder, then: str, parent: str | None = None) -> str:
+        """The state that chooses the engine, and goes on at the state `then`."""
+        group = self.engines[0].group
+        keys = (text.replace("[replica]", f"[{self._replica}]").replace("reqs[", f"{group}reqs[")
+                .replace("kv[", f"{group}kv[") for text in ROUTERS[self.router])
+        route = b.choose(self._replica, len(self.engines), *keys)
+        return b.state(f"{self.engines[0].name}.route", route, exit=Goto(then), scope=parent)
+
     def declare(self, b: Builder) -> None:
-        b.attr("replica")
+        b.attr(self._replica)
         for member in self._members:
             member.declare(b)
 
     def serve(self, b: Builder, *, input: str, output: str, then: str, parent: str | None = None) -> Served:
-        # the largest, so that what is above its slots is above everybody's
-        serving = dataclasses.replace(max(self._members, key=lambda engine: engine.max_num_seqs), place="[replica]")
-        served = serving.serve(b, input=input, output=output, then=then, parent=parent)
-        route = b.choose("replica", len(self.engines), *ROUTERS[self.router])
-        return Served(b.state(f"{serving.name}.route", route, exit=Goto(served.entry), scope=parent), served.output)
+        served = self.serving.serve(b, input=input, output=output, then=then, parent=parent)
+        return Served(self.route(b, served.entry, parent), served.output)
 
 
 def _copies(engine: Vllm, n: Any) -> tuple[Vllm, ...]:

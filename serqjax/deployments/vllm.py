@@ -35,8 +35,9 @@ from ..builder import AbstractDeployment, Builder, Served
 from ..costs import Cost, affine
 from ..errors import Problem, ProgramError
 from ..ir.expr import Expr, Num
-from ..ir.program import EVICT_LRU, Enter, Leave, Op, Preempt, Recorded, Require, Run, Segment, Step
+from ..ir.program import EVICT_LRU, Enter, Lease, Leave, Op, Preempt, Recorded, Require, Run, Segment, Step
 from ..traces import SPAN_TOK
+from .offload import Offload
 
 #: Engine versions whose rules are known (and recorded).
 VERSIONS = ("0.33.0", "0.11.2")
@@ -49,7 +50,8 @@ class Vllm(AbstractDeployment):
     """See `vllm`.
 
     Of a fleet each engine is a member of the arrays `reqs`, `kv` and `vllm`: `place` is its index as text (`[0]`, or
-    `[replica]` for the one that serves a session), `own` what its own parameters begin with.
+    `[replica]` for the one that serves a session), `own` what its own parameters begin with. `group` is what the names
+    of a fleet's pools and common parameters begin with, where a deployment has several (`prefill.`).
     """
 
     engine_version: str
@@ -65,7 +67,9 @@ class Vllm(AbstractDeployment):
     cost: Cost | Expr
     scheduling_policy: str = "fcfs"
     shared_prefixes: tuple[tuple[str, str], ...] | Literal["hash_ids"] = ()
+    offload: Offload | None = None
     name: str = "vllm"
+    group: str = ""
     place: str = ""
     own: str = ""
     arrival_tie: str = "serial"
@@ -94,6 +98,16 @@ class Vllm(AbstractDeployment):
         if isinstance(self.shared_prefixes, str) and self.shared_prefixes != "hash_ids":
             problems.append(Problem("shared_prefixes", f"{self.shared_prefixes!r} is not allowed",
                                     'give pairs of session attributes, or "hash_ids" for what a trace has recorded'))
+        if self.offload is not None:
+            if not isinstance(self.offload, Offload):
+                problems.append(Problem("offload", f"{self.offload!r} is no tier",
+                                        "use `serqjax.deployments.offload(...)`"))
+            if self.shared_prefixes:
+                problems.append(Problem("offload", "blocks that sessions share cannot be moved to another tier",
+                                        "leave out `shared_prefixes` or `offload`"))
+            if not (self.enable_prefix_caching or self.shared_structure):
+                problems.append(Problem("offload", "without prefix caching nothing is cached that could be moved",
+                                        "leave it out, or set enable_prefix_caching=True"))
         if not isinstance(self.cost, (Cost, Expr)):
             problems.append(Problem("cost", f"{self.cost!r} is no cost", "use `serqjax.costs.affine(...)`"))
         if problems:
@@ -114,17 +128,37 @@ class Vllm(AbstractDeployment):
         if not (self.long_prefill_token_threshold or self.shared_structure):
             return None
         if not self._newer:
-            return "long_prefill_token_threshold"
+            return f"{self.group}long_prefill_token_threshold"
         # all who run or wait, whoever they are: 1 is a request that is alone
-        return f"long_prefill_token_threshold if {self._present} > 1 else 0"
+        return f"{self.group}long_prefill_token_threshold if {self._present} > 1 else 0"
+
+    @property
+    def reqs(self) -> str:
+        """The pool of request slots, as text."""
+        return f"{self.group}reqs{self.place}"
+
+    @property
+    def kv(self) -> str:
+        """The pool of KV blocks, as text."""
+        return f"{self.group}kv{self.place}"
+
+    @property
+    def stage(self) -> str:
+        """The step stage, as text."""
+        return f"{self.name}{self.place}"
+
+    @property
+    def caching(self) -> bool:
+        """Whether a scope reads and keeps cached blocks (`shared_structure`: a parameter says how many)."""
+        return self.enable_prefix_caching or self.shared_structure
 
     @property
     def _present(self) -> str:
         """Requests in the engine, running or waiting."""
-        return f"Holders(reqs{self.place}) + Queued(reqs{self.place})"
+        return f"Holders({self.reqs}) + Queued({self.reqs})"
 
-    def _member(self, array: str) -> dict[str, Any]:
-        """Name of a pool or stage, and its place in an array if it has one."""
+    def member(self, array: str) -> dict[str, Any]:
+        """Name of a pool or stage of this engine, and its place in an array if it has one."""
         if not self.place:
             return {"name": array}
         return {"name": f"{array}{self.place}", "array": array, "index": int(self.place[1:-1])}
@@ -148,19 +182,20 @@ class Vllm(AbstractDeployment):
         budget = b.param(f"{own}max_num_batched_tokens", self.max_num_batched_tokens, "tokens")
         units = b.param(f"{own}kv.cap", (self.num_gpu_blocks - 1) * self.block_size, "tokens")
         if self._threshold is not None:
-            b.param("long_prefill_token_threshold", self.long_prefill_token_threshold, "tokens")
-        b.pool(**self._member("reqs"), cap=seqs, queue=b.order(*queue, tie="queued"),
-               admit_via=f"{self.name}{self.place}")
-        b.pool(**self._member("kv"), cap=units, block=Num(float(self.block_size)), evict=EVICT_LRU,
+            b.param(f"{self.group}long_prefill_token_threshold", self.long_prefill_token_threshold, "tokens")
+        b.pool(**self.member(f"{self.group}reqs"), cap=seqs, queue=b.order(*queue, tie="queued"),
+               admit_via=self.stage)
+        b.pool(**self.member(f"{self.group}kv"), cap=units, block=Num(float(self.block_size)), evict=EVICT_LRU,
                preempt=Preempt(order=b.order(*victims, tie="latest"), requeue=requeue),
                uncached="first" if self._newer else "in_order",
+               spill=None if self.offload is None else self.offload.declare(b, self),
                sharing="content" if self.shared_prefixes else "own",
                content=self._content(b))
-        b.stage(**self._member(self.name), kind=Step(
+        b.stage(**self.member(self.name), kind=Step(
             budget=budget,
             cost=self.cost.declare(b, own) if isinstance(self.cost, Cost) else self.cost,
             chunk=None if self._threshold is None else b(self._threshold),
-            memory=f"kv{self.place}",
+            memory=self.kv,
             after_own_preemption="go_on" if self._newer and self.scheduling_policy == "priority" else "stop",
         ))
 
@@ -174,54 +209,77 @@ class Vllm(AbstractDeployment):
     # ------------------------------------------------------------ one request
 
     def serve(self, b: Builder, *, input: str, output: str, then: str, parent: str | None = None) -> Served:
-        name = self.name
-        known = f"{name}.known"
-        b.attr(known)
-        send: list[Op] = [b.set(known, input), Require(b(f"{output} >= 1"), "a request generates at least one token")]
-        slot_oversize: str = "wait"
-        if self.scheduling_policy == "priority":
-            send.append(b.set(f"{name}.sent_s", "Now"))
-        if self.max_model_len is not None:
-            # vLLM refuses a prompt that leaves no room for a token, and ends a request at the limit
-            b.param("max_model_len", self.max_model_len, "tokens")
-            b.attr(f"{name}.output", hidden=True)
-            send.insert(1, b.set(f"{name}.output", f"Min({output}, Max(max_model_len - {input}, 1))"))
-            output = f"{name}.output"
-            slot_oversize = f"{self.own}max_num_seqs + 1 if {input} >= max_model_len else 1"
-
-        block = self.block_size
-        lets = (b.let(known, f"Max({known}, {input} if computed < {input} else computed + 1)"),)
-        caching = self.enable_prefix_caching or self.shared_structure
-        reuse = f"Floor(({known} - 1) / {block}) * {block}" if caching else None
-        keep = f"{input} + {output}" if caching else None
-        if self.shared_structure:
-            b.param("enable_prefix_caching", float(self.enable_prefix_caching))
-            reuse, keep = (f"{text} if enable_prefix_caching else 0" for text in (reuse, keep))
-
-        place = self.place
-        budget = f"BudgetLeft({name}{place})"
-        if self._threshold is not None:
-            alone = f" and {self._present} > 1" if self._newer else ""
-            budget = (f"(Min({budget}, long_prefill_token_threshold) "
-                      f"if long_prefill_token_threshold > 0{alone} else {budget})")
-        hit = f"Min(CachedIn(kv{place}), {reuse})" if caching else "0"
-        units = f"Min({known}, {hit} + {budget})" if caching else f"Min({known}, {budget})"
-
-        engine, memory = b.resource(f"{name}{place}"), b.resource(f"kv{place}")
-        b.scope(f"{name}.request",
-                b.take(b.resource(f"reqs{place}"), 1, oversize=slot_oversize),
-                b.take(b.resource(f"kv{place}"), units, reserve=self._reserve(b, known, units), keep=keep),
-                lets=lets, reuse=reuse, reentry=f"{name}.admitted", parent=parent)
+        name, known = self.name, self.known(b)
+        send, output, oversize = self.send(b, input=input, output=output)
+        self.hold(b, keep=f"{input} + {output}", input=input, oversize=oversize, parent=parent)
         b.state(f"{name}.send", *send, exit=Enter(f"{name}.request"), scope=parent)
-        b.state(f"{name}.admitted",
-                b.observe(f"{name}.reused", "cached"), b.observe(f"{name}.prefill", f"{known} - cached"),
-                exit=Run(engine, "Prefill", b(f"Max({known} - cached, 0)"), f"{name}.first", grows=memory),
-                scope=f"{name}.request")
+        if self.offload is not None:
+            self.offload.fetch(b, self)
+        computed = "cached" if self.offload is None else f"(cached + {name}.loaded)"
+        b.state(f"{name}.admitted" if self.offload is None else f"{name}.ready",
+                b.observe(f"{name}.reused", "cached"), b.observe(f"{name}.prefill", f"{known} - {computed}"),
+                exit=self.run(b, "Prefill", f"Max({known} - {computed}, 0)", f"{name}.first"), scope=f"{name}.request")
         b.state(f"{name}.first",
-                exit=Run(engine, "Decode", b(f"{output} - 1 - ({known} - {input})"), f"{name}.done", grows=memory),
+                exit=self.run(b, "Decode", f"{output} - 1 - ({known} - {input})", f"{name}.done"),
                 scope=f"{name}.request")
         b.state(f"{name}.done", exit=Leave(then), scope=f"{name}.request")
         return Served(f"{name}.send", output)
+
+    def known(self, b: Builder) -> str:
+        """The attribute of the tokens that a request knows at its admission: its prompt, and its output so far."""
+        return b.attr(f"{self.name}.known").name
+
+    def run(self, b: Builder, mode: Literal["Prefill", "Decode"], work: str, then: str) -> Run:
+        """Tokens on this engine, growing into its blocks."""
+        return Run(b.resource(self.stage), mode, b(work), then, grows=b.resource(self.kv))
+
+    def send(self, b: Builder, *, input: str, output: str) -> tuple[list[Op], str, str]:
+        """How a request is sent: what it sets, the attribute with its tokens after the cut at `max_model_len`, and
+        the slots of one that is refused (`oversize` of the slots)."""
+        name = self.name
+        set_known = b.set(self.known(b), input)
+        sent = [b.set(f"{name}.sent_s", "Now")] if self.scheduling_policy == "priority" else []
+        needs = Require(b(f"{output} >= 1"), "a request generates at least one token")
+        if self.max_model_len is None:
+            return [set_known, needs, *sent], output, "wait"
+        # vLLM refuses a prompt that leaves no room for a token, and ends a request at the limit
+        limit = b.param(f"{self.group}max_model_len", self.max_model_len, "tokens").name
+        b.attr(f"{name}.output", hidden=True)
+        cut = b.set(f"{name}.output", f"Min({output}, Max({limit} - {input}, 1))")
+        refused = f"{self.own}max_num_seqs + 1 if {input} >= {limit} else 1"
+        return [set_known, cut, needs, *sent], f"{name}.output", refused
+
+    def hold(self, b: Builder, *, input: str, keep: str, oversize: str = "wait", first: str | None = None,
+             lease: Lease | None = None, parent: str | None = None) -> None:
+        """The scope `NAME.request` that goes on at the state `NAME.admitted`: a slot, and the blocks of what is
+        computed now.
+
+        - `keep`: tokens that stay cached at its end. `lease`: what its normal end leaves in use.
+        - `first`: a test; while it is 1 all known tokens are taken at once (they come from elsewhere).
+        """
+        name, known, block = self.name, self.known(b), self.block_size
+        lets = (b.let(known, f"Max({known}, {input} if computed < {input} else computed + 1)"),)
+        reuse = f"Floor(({known} - 1) / {block}) * {block}" if self.caching else None
+        kept = keep if self.caching else None
+        if self.shared_structure:
+            b.param("enable_prefix_caching", float(self.enable_prefix_caching))
+            reuse, kept = (f"{text} if enable_prefix_caching else 0" for text in (reuse, kept))
+
+        budget = f"BudgetLeft({self.stage})"
+        if self._threshold is not None:
+            alone = f" and {self._present} > 1" if self._newer else ""
+            threshold = f"{self.group}long_prefill_token_threshold"
+            budget = f"(Min({budget}, {threshold}) if {threshold} > 0{alone} else {budget})"
+        hit = f"Min(CachedIn({self.kv}), {reuse})" if self.caching else "0"
+        if self.offload is not None:
+            hit = f"Min(CachedIn({self.kv}) + CachedIn({self.offload.tier(self)}), {reuse})"
+        units = f"Min({known}, {hit} + {budget})" if self.caching else f"Min({known}, {budget})"
+        if first is not None:
+            units = f"({known} if {first} else {units})"
+        b.scope(f"{name}.request",
+                b.take(b.resource(self.reqs), 1, oversize=oversize),
+                b.take(b.resource(self.kv), units, reserve=self._reserve(b, known, units), keep=kept),
+                lets=lets, reuse=reuse, lease=lease, reentry=f"{name}.admitted", parent=parent)
 
     def _reserve(self, b: Builder, known: str, units: str) -> str | None:
         """What must fit at admission beyond the units taken."""
@@ -233,11 +291,11 @@ class Vllm(AbstractDeployment):
             gate = f"({known} if scheduler_reserve_full_isl else {units})"
         if not (self.watermark or self.shared_structure):
             return gate if gate == known else None
-        b.param("watermark", self.watermark)
+        watermark = b.param(f"{self.group}watermark", self.watermark).name
         # in whole blocks, of all blocks (the one that is never given out included), while anything runs
-        blocks = f"Floor(watermark * ((Used(kv{self.place}) + Free(kv{self.place})) / {self.block_size} + 1))"
         block = self.block_size
-        return f"Ceil({gate} / {block}) * {block} + ({blocks} * {block} if Holders(reqs{self.place}) > 0 else 0)"
+        blocks = f"Floor({watermark} * ((Used({self.kv}) + Free({self.kv})) / {block} + 1))"
+        return f"Ceil({gate} / {block}) * {block} + ({blocks} * {block} if Holders({self.reqs}) > 0 else 0)"
 
 
 def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs: int = 256,
@@ -245,6 +303,7 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
          long_prefill_token_threshold: int = 0, max_model_len: int | None = None, enable_prefix_caching: bool = True,
          scheduling_policy: Literal["fcfs", "priority"] = "fcfs", scheduler_reserve_full_isl: bool = True,
          watermark: float = 0.0, shared_prefixes: Sequence[tuple[str, str]] | Literal["hash_ids"] | None = (),
+         offload: Offload | None = None,
          cost: Cost | Expr | None = None, **extra: Any) -> Vllm:
     """A vLLM engine with vLLM's own flag names and defaults; synchronous scheduling (`async_scheduling=False`).
 
@@ -264,12 +323,13 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     - `scheduling_policy`: `"fcfs"`, or `"priority"`: the workload gives each request a `priority`, smaller first.
     - `scheduler_reserve_full_isl`, `watermark`: 0.33.0 only; admission needs room for all known tokens, and
       a fraction of the blocks kept free while anything runs.
+    - `offload`: `serqjax.deployments.offload(...)`, a tier of CPU memory that takes blocks which eviction removes.
     - `cost`: seconds of an iteration, `serqjax.costs.affine(...)` (the default) or an expression of the IR.
 
     **Returns:** a deployment for `serqjax.program`; `.replace(max_num_seqs=...)` gives a changed one.
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
     """
-    internal = {"name", "place", "own", "arrival_tie", "shared_structure"}
+    internal = {"name", "group", "place", "own", "arrival_tie", "shared_structure"}
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
     return Vllm(
@@ -280,7 +340,7 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
         watermark=watermark,
         shared_prefixes=shared_prefixes if isinstance(shared_prefixes, str)  # type: ignore[arg-type]
         else tuple((key, length) for key, length in shared_prefixes or ()),
-        cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, **extra,
+        cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, offload=offload, **extra,
     )
 
 
