@@ -1,0 +1,1 @@
+"""Studies: many runs, one question. Each module is imported by the function that needs it."""
