@@ -19,11 +19,13 @@ import time
 import serqjax as sq
 from serqjax import ir
 from serqjax.ir.expr import Attr, Num, Param, Sample
-from serqjax.study.capacity import Capacity, capacity
+from serqjax.study.capacity import Capacity
 
 MEAN_SERVICE_S = 1.0
 TRUE_RATE = 0.7
 LIMIT_S = math.log(100) / (1 / MEAN_SERVICE_S - TRUE_RATE)
+#: Half-width that is asked for, over the value.
+PRECISION = 0.025
 #: Seeds of one repetition, so that no two share any.
 SEEDS_EACH = 100_000
 
@@ -48,8 +50,8 @@ def mm1(horizon_s: float = 5000.0, warmup_s: float = 500.0) -> ir.Program:
 
 
 def ask(repetition: int) -> Capacity:
-    return capacity(mm1(), over="request_rate", between=(0.3, 1.5), slo=[f"e2e.p99<{LIMIT_S:.9f}s"],
-                    seed=repetition * SEEDS_EACH)
+    return sq.capacity(mm1(), over="request_rate", between=(0.3, 1.5), slo=[f"e2e.p99<{LIMIT_S:.9f}s"], precision=PRECISION,
+                       seed=repetition * SEEDS_EACH)
 
 
 def main(argv: list[str] | None = None) -> int:

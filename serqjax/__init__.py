@@ -31,3 +31,6 @@ from .results import Run as Run
 from .results import Runs as Runs
 from .results import VerdictError as VerdictError
 from .sources import read as read
+from .study.ask import capacity as capacity
+from .study.ask import compare as compare
+from .study.ask import measure as measure

@@ -34,6 +34,7 @@ def call(argv: Sequence[str]) -> int:
     try:
         import cyclopts
 
+        from . import _capacity_commands as _capacity_commands
         from ._commands import app
     except ModuleNotFoundError:
         return complain("the command line needs the extra `cli`: pip install 'serqjax[cli]'", EXIT_RUN)

@@ -5,6 +5,8 @@ Each returns an object that `serqjax.program` joins with a workload.
 
 from .fleet import Replicas as Replicas
 from .fleet import replicas as replicas
+from .owned import Owned as Owned
+from .owned import owned as owned
 from .vllm import VERSIONS as VERSIONS
 from .vllm import Vllm as Vllm
 from .vllm import vllm as vllm

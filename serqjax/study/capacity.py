@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, final
 
 import numpy as np
 
 from .. import ir
-from ..api import check
+from ..api import check, run_many
 from ..overrides import with_span
 from ..progress import AbstractProgress, NoProgress
 from ..report.censoring import Estimate
@@ -34,12 +34,13 @@ from .precision import (
     more_seeds,
     percentile_bootstrap,
     resamples,
+    widened,
 )
 from .slo import Slo, slo
 
 #: Values of the first look over the range, and how many of them run together on the way up.
-POINTS, TOGETHER = 12, 3
-COARSE_SEEDS = 8
+POINTS, TOGETHER = 12, 2
+COARSE_SEEDS, LAST_SEEDS = 8, 32
 #: The bracket is refined until its ends are so close; the last three values lie so far apart.
 CLOSE, SPACING = 1.10, 0.03
 INSIDE = 4
@@ -48,7 +49,7 @@ INSIDE = 4
 @final
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Capacity:
-    """The answer of `capacity`.
+    """The answer of `serqjax.capacity`.
 
     - `value`: the largest value that meets the targets; NaN where there is none. `interval`: at `confidence`.
     - `verdict`: `found`; `unstable` (the backlog grows even at the lowest value: `cause` gives the drift); `missed` (the
@@ -108,53 +109,60 @@ class Capacity:
         return as_html(str(self))
 
 
-def capacity(
-    prog: ir.Program,
-    *,
-    over: str,
-    between: tuple[float, float],
-    slo: Sequence[str] | str,
-    confidence: float = 0.95,
-    precision: float = 0.02,
-    seed: int = 0,
-    max_seeds: int = 512,
-    horizon_s: float | None = None,
-    warmup_s: float | None = None,
-    window_s: float | None = None,
-    progress: AbstractProgress | None = None,
-) -> Capacity:
-    """The largest value of a parameter, an arrival rate as a rule, that meets every target.
-
-    **Arguments:**
-    - `over`: a parameter of the program that makes its life harder as it grows (`request_rate`, `session_rate`,
-      `arrival.rate`); `rate_scale` divides the times of a recorded trace. `between`: the least and largest value.
-    - `slo`: targets, such as `"ttft.p99<500ms"` and `"goodput(ttft<500ms,tpot<50ms)>=0.99"`. Unfinished requests miss.
-    - `confidence`: of the interval. `precision`: its half-width relative to the value, for which seeds are added, at
-      most `max_seeds`; they are `seed`, `seed` + 1, ...
-    - `horizon_s`, `warmup_s`: of each run, seconds; None: the program's own. Near saturation the start-up is long: a note
-      says when the backlog still grows at the answer.
-    - `window_s`: of a recorded trace: length of the arrival windows of the block bootstrap (None: 60 equal windows).
-
-    **Returns:** a `Capacity` with `.value`, `.interval`, `.verdict`, `.table`.
-
-    **Raises:** `ValueError` for an argument, a metric or a parameter; `ProgramError` for the program; `VerdictError` if a
-    run ends with deadlock, livelock, capacity or error.
-    """
+def find(
+    programs: Sequence[ir.Program], *, over: str, between: tuple[float, float], slo: Sequence[str] | str,
+    confidence: float, precision: float, seed: int, max_seeds: int, horizon_s: float | None, warmup_s: float | None,
+    window_s: float | None, progress: AbstractProgress | None,
+) -> list[Capacity]:
+    """See `serqjax.capacity`; the searches of all programs go on side by side."""
     low, high = _range(over, between)
     slos = _targets(slo)
     check_confidence(confidence)
     if not 0 < precision < 1:
         raise ValueError(f"precision={precision:g}: a share above 0 is needed, for example 0.02 for 2 %")
-    if max_seeds < FIRST_SEEDS:
-        raise ValueError(f"max_seeds={max_seeds}: at least {FIRST_SEEDS} are needed for an interval")
-    prog = with_span(prog, horizon_s=horizon_s, warmup_s=warmup_s)
-    check(at(prog, over, low))
-    recorded = replays(prog)
-    if not recorded and not draws(prog):
-        raise ValueError(f"{prog.name} draws nothing and replays no recorded times: there is nothing to repeat")
-    windows = window_count(prog, window_s) if recorded or window_s is not None else 0
-    repeats = Repeats(prog, over, slos, seed, windows, progress or NoProgress())
-    return Search(repeats, low, high, confidence, precision, max_seeds).answer()
+    if max_seeds < LAST_SEEDS:
+        raise ValueError(f"max_seeds={max_seeds}: at least {LAST_SEEDS} are needed for an interval")
+    searches = []
+    for prog in programs:
+        prog = with_span(prog, horizon_s=horizon_s, warmup_s=warmup_s)
+        check(at(prog, over, low))
+        recorded = replays(prog)
+        if not recorded and not draws(prog):
+            raise ValueError(f"{prog.name} draws nothing and replays no recorded times: there is nothing to repeat")
+        windows = window_count(prog, window_s) if recorded or window_s is not None else 0
+        repeats = Repeats(prog, over, slos, seed, windows)
+        searches.append(Search(repeats, low, high, confidence, precision, max_seeds))
+    return side_by_side(searches, progress or NoProgress())
+
+
+#: What a search asks for: values, and with how many seeds at least; it gets the probes.
+Asked = tuple[list[float], int]
+Steps = Generator[Asked, list[Probe], Any]
+
+
+def side_by_side(searches: Sequence[Search], progress: AbstractProgress) -> list[Capacity]:
+    """Run searches together: what they ask for at a time is one batch of runs."""
+    from ..engine.host import teaches_nothing
+
+    steps = [search.answer() for search in searches]
+    answers: list[Capacity | None] = [None] * len(steps)
+    asked = {k: next(step) for k, step in enumerate(steps)}
+    while asked:
+        todo = {k: searches[k].repeats.wanted(*request) for k, request in asked.items()}
+        flat = [row for rows in todo.values() for row in rows]
+        # values that turn out far too high need large tables, which are not for the runs that follow
+        with teaches_nothing():
+            runs = run_many([program for _, program, _ in flat], [s for _, _, s in flat], progress=progress)
+        place = 0
+        for k, rows in todo.items():
+            probes = searches[k].repeats.take(asked[k][0], rows, runs[place : place + len(rows)])
+            place += len(rows)
+            try:
+                asked[k] = steps[k].send(probes)
+            except StopIteration as end:
+                answers[k] = end.value
+                del asked[k]
+    return [answer for answer in answers if answer is not None]
 
 
 def _targets(texts: Sequence[str] | str) -> tuple[Slo, ...]:
@@ -212,8 +220,8 @@ class Search:
 
     # ------------------------------------------------------------ the steps
 
-    def answer(self) -> Capacity:
-        probes = self.look()
+    def answer(self) -> Steps:
+        probes = yield from self.look()
         states = [self.worst(p) for p in probes]
         if probes[0].is_unstable:
             d = mean_interval(probes[0].drift, self.confidence)
@@ -235,35 +243,43 @@ class Search:
             return self.end("missed", f"a target is missed at the lowest value, {self.low:g}: widen the range downwards")
         last_met = max(k for k, m in enumerate(misses) if not m)
         a, b = probes[first_miss - 1], probes[max(last_met + 1, first_miss)]
-        return self.refine(a, b)
+        return (yield from self.refine(a, b))
 
-    def look(self) -> list[Probe]:
-        """Up the range, until two successive values are unstable: above them all are, and cost most."""
+    def look(self) -> Steps:
+        """Up the range. Of a rate, until a value is unstable or most requests miss: above it all do, and cost most."""
         values = np.geomspace(self.low, self.high, POINTS).tolist()
         values[0], values[-1] = self.low, self.high
         probes: list[Probe] = []
         for k in range(0, POINTS, TOGETHER):
-            probes += self.repeats.probe(values[k : k + TOGETHER], COARSE_SEEDS)
-            if probes[0].is_unstable or [p.is_unstable for p in probes[-2:]] == [True, True]:
+            probes += yield values[k : k + TOGETHER], COARSE_SEEDS
+            if self.repeats.of_rate and any(self.hopeless(p) for p in probes[-TOGETHER:]):
                 break
         return probes
 
-    def refine(self, a: Probe, b: Probe) -> Capacity:
+    def hopeless(self, probe: Probe) -> bool:
+        shares = [k for k, target in enumerate(self.repeats.slos) if target.of_shares]
+        return probe.is_unstable or any(2 * probe.top[k].sum() > probe.bottom[k].sum() for k in shares)
+
+    def refine(self, a: Probe, b: Probe) -> Steps:
         """Narrow the bracket by signs."""
-        while b.at / a.at > CLOSE:
+        while b.at / a.at > CLOSE or self.repeats.windows:
             inner = np.geomspace(a.at, b.at, INSIDE + 2)[1:-1].tolist()
-            row = [a, *self.repeats.probe(inner, FIRST_SEEDS), b]
+            row = [a, *(yield inner, FIRST_SEEDS), b]
             misses = [self.worst(p)[0] > 0 for p in row]
-            first = misses.index(True) if any(misses) else len(row) - 1
-            first = max(first, 1)
+            first = max(misses.index(True) if any(misses) else len(row) - 1, 1)
             last = max([k for k, m in enumerate(misses) if not m], default=0)
+            if self.repeats.windows and row[first].at / row[first - 1].at <= CLOSE:
+                start = min(max(first - 2, 0), len(row) - 4)
+                return self.settle_windows(row[start : start + 4])
             if last + 1 < len(row) and last >= first:  # between both, chance decides: keep it all, once
                 a, b = row[first - 1], row[last + 1]
-                break
-            a, b = row[first - 1], row[first]
+                if not self.repeats.windows:
+                    break
+            else:
+                a, b = row[first - 1], row[first]
         if b.is_unstable and all(self.excess([b], k)[0, 0] < 0 for k in range(len(self.repeats.slos))):
             return self.at_stability(a, b)
-        return self.settle(a, b)
+        return (yield from self.settle(a, b))
 
     def at_stability(self, a: Probe, b: Probe) -> Capacity:
         """The targets hold up to where the backlog begins to grow."""
@@ -272,26 +288,31 @@ class Search:
                  f"grows by {d.value:.4g} requests/s; the interval is the last stable and the first unstable value tried")
         return self.end("found", cause, a.at, (a.at, b.at), "stability")
 
-    def settle(self, a: Probe, b: Probe) -> Capacity:
+    def settle_windows(self, probes: list[Probe]) -> Capacity:
+        """The windows of a trace are what they are: the values around the crossing have been tried."""
+        root, binding = self.root(probes)
+        return self.conclude(root, binding, probes)
+
+    def settle(self, a: Probe, b: Probe) -> Steps:
         """Three values around the crossing, with as many seeds as the precision needs."""
         centre = math.sqrt(a.at * b.at)
-        seeds = FIRST_SEEDS
+        seeds, spread = LAST_SEEDS, 0.0
         for _ in range(5):
             values = [centre * (1 - SPACING), centre, centre * (1 + SPACING)]
-            root, binding = self.root(self.repeats.probe(values, seeds))
+            probes = yield values, seeds
+            root, binding = self.root(probes)
             if not math.isfinite(root.value) or abs(root.value / centre - 1) <= 1.5 * SPACING:
                 break
             centre = min(max(root.value, a.at * 0.9), b.at * 1.1)
-        probes = [self.repeats.done[v] for v in values]
-        for _ in range(3):
+        while True:
+            root, spread = widened(root, spread, self.confidence)
             half = (root.high - root.low) / 2
-            wanted = more_seeds(seeds, half, self.precision * root.value, self.max_seeds)
-            if self.repeats.windows or wanted <= seeds or not math.isfinite(half):
-                break
+            wanted = more_seeds(seeds, LAST_SEEDS, half, self.precision * root.value, self.max_seeds)
+            if wanted <= seeds:
+                return self.conclude(root, binding, probes)
             seeds = wanted
-            probes = self.repeats.probe(values, seeds)
+            probes = yield values, seeds
             root, binding = self.root(probes)
-        return self.conclude(root, binding, probes, seeds)
 
     def root(self, probes: Sequence[Probe]) -> tuple[Estimate, str]:
         """Where the first target is missed: the least of the targets' crossings, and of the ends of their intervals."""
@@ -302,7 +323,9 @@ class Search:
             # a target that is far from its limit here has no crossing to speak of
             if np.all(y[0] < 0) and y[0].max() < -2.0:
                 continue
-            found.append((self.interval(crossings(x, y), probes[0].parts), target.text))
+            e = self.interval(crossings(x, y), min(p.parts for p in probes))
+            bent = bend(x, y[0])
+            found.append((dataclasses.replace(e, low=e.low - bent, high=e.high + bent), target.text))
         known = [(e, name) for e, name in found if math.isfinite(e.value)]
         if not known:
             return Estimate(value=math.nan), ""
@@ -310,7 +333,7 @@ class Search:
         low, high = min(e.low for e, _ in known), min(e.high for e, _ in known)
         return dataclasses.replace(first, low=low, high=high), binding
 
-    def conclude(self, root: Estimate, binding: str, probes: Sequence[Probe], seeds: int) -> Capacity:
+    def conclude(self, root: Estimate, binding: str, probes: Sequence[Probe]) -> Capacity:
         if not math.isfinite(root.value) or not math.isfinite(root.low):
             self.notes.append("the targets do not change with the value near their limit: no line can be laid through")
             a, b = probes[0].at, probes[-1].at
@@ -370,4 +393,10 @@ def crossings(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(slope > 0, mean - y.mean(axis=1) / slope, np.nan)
 
 
-__all__ = ["RATE_SCALE", "Capacity", "capacity"]
+def bend(x: np.ndarray, y: np.ndarray) -> float:
+    """How far the points lie from the line through them at the most, along `x`, half of it: the curve is no line."""
+    slope, start = np.polyfit(x, y, 1)
+    return float(np.abs(y - start - slope * x).max() / slope) / 2 if slope > 0 else math.nan
+
+
+__all__ = ["RATE_SCALE", "Capacity", "find"]

@@ -16,12 +16,10 @@ import msgspec
 import numpy as np
 
 from .. import ir
-from ..api import run_many
 from ..builder import nearest
-from ..ir.expr import Sample
+from ..ir.expr import Param, Sample
 from ..ir.structure import walk
 from ..overrides import with_params
-from ..progress import AbstractProgress
 from ..report.raw import Verdict
 from ..report.verdict import backlog_at
 from ..results import Run
@@ -118,25 +116,37 @@ class Repeats:
     slos: tuple[Slo, ...]
     first_seed: int
     windows: int
-    progress: AbstractProgress
     done: dict[float, Probe] = dataclasses.field(default_factory=dict)
     runs: int = 0
 
-    def probe(self, values: Sequence[float], parts: int) -> list[Probe]:
-        """Probes at `values` with at least so many seeds (windows: all of them); equal seeds at every value."""
-        todo: list[tuple[float, int]] = []
+    def wanted(self, values: Sequence[float], parts: int) -> list[tuple[float, ir.Program, int]]:
+        """What is to run for probes at `values` with at least so many seeds, equal ones at every value (windows: once).
+
+        **Returns:** value, program and seed of each run that is not there yet.
+        """
+        out: list[tuple[float, ir.Program, int]] = []
         for value in values:
             have = self.done[value].parts if value in self.done else 0
-            if self.windows:
-                todo += [(value, self.first_seed)] if not have else []
-            else:
-                todo += [(value, self.first_seed + k) for k in range(have, parts)]
-        programs = {value: at(self.program, self.over, value) for value in {v for v, _ in todo}}
-        runs = run_many([programs[v] for v, _ in todo], [s for _, s in todo], progress=self.progress)
+            end = min(have, 1) + (not have) if self.windows else parts
+            if have < end:
+                program = at(self.program, self.over, value)
+                out += [(value, program, self.first_seed + k) for k in range(have, end)]
+        return out
+
+    def take(self, values: Sequence[float], todo: Sequence[tuple[float, ir.Program, int]], runs: Sequence[Run]
+             ) -> list[Probe]:
+        """The probes at `values`, with the runs of `todo` added."""
         self.runs += len(runs)
-        for value in programs:
-            self._add(value, [usable(run) for (v, _), run in zip(todo, runs) if v == value])
+        for value in dict.fromkeys(v for v, _, _ in todo):
+            self._add(value, [usable(run) for (v, _, _), run in zip(todo, runs) if v == value])
         return [self.done[value] for value in values]
+
+    @property
+    def of_rate(self) -> bool:
+        """Whether the parameter is what the arrivals come by, so that above an overload there is only more of it."""
+        if self.over == RATE_SCALE:
+            return True
+        return any(isinstance(node, Param) and node.name == self.over for _, node in walk(self.program.arrival))
 
     def _add(self, value: float, runs: list[Run]) -> None:
         sums = [[self._sums(slo, run) for run in runs] for slo in self.slos]

@@ -10,6 +10,7 @@ effective truncation heuristic for bias reduction in simulation output, Simulati
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from ..report.censoring import Estimate
 
 #: Seeds that a study begins with, and resamples of a bootstrap.
 FIRST_SEEDS = 16
+#: A first spread is uncertain: never more than so many times the seeds that there are.
+MOST_GROWTH = 8
 RESAMPLES = 2000
 #: MSER takes the mean of so many successive values, and removes at most half of them.
 MSER_BATCH = 5
@@ -65,12 +68,15 @@ def resamples(parts: int, seed: int = 0) -> np.ndarray:
 
 
 def jackknife(values: np.ndarray, confidence: float) -> Estimate:
-    """Student's interval about `values[0]` from the values without each part, `values[1:]`."""
+    """Student's interval from the value of all parts, `values[0]`, and those without each one, `values[1:]`.
+
+    The estimate is freed of the bias that goes with one over the number of parts (Quenouille).
+    """
     rest = values[1:]
     n = len(rest)
     se = math.sqrt((n - 1) / n * float(((rest - rest.mean()) ** 2).sum())) if n >= 2 else math.nan
     half = t_quantile(confidence, n) * se
-    value = float(values[0])
+    value = float(n * values[0] - (n - 1) * rest.mean()) if n >= 2 else float(values[0])
     return Estimate(value=value, se=se, low=value - half, high=value + half, seeds=n)
 
 
@@ -82,14 +88,38 @@ def percentile_bootstrap(values: np.ndarray, confidence: float, parts: int) -> E
                     low=float(low), high=float(high), seeds=parts)
 
 
-def more_seeds(done: int, half: float, wanted: float, most: int) -> int:
-    """How many seeds in all, for the half-width `half` of `done` seeds to come down to `wanted`.
+def more_seeds(done: int, first: int, half: float, wanted: float, most: int) -> int:
+    """How many seeds in all, for the half-width `half` of `done` seeds to come down to `wanted`; `done`: enough.
 
-    Stein's rule with a tenth on top; at most `most`.
+    **The rule.** After the `first` seeds: as many as their spread asks for if it is underestimated as far as one time in
+    ten (Stein's first stage, with the upper end for the variance), at least twice as many. So the seeds that
+    decide how many there are, are a small part of those that are used, and stopping favours no lucky spread. Later: as many
+    as are still missing and a tenth on top. Never more than `MOST_GROWTH` times as many at once, and at most `most`.
     """
-    if not math.isfinite(half) or half <= wanted:
+    if not math.isfinite(half) or (done > first and half <= wanted):
         return done
-    return min(most, max(done + 1, math.ceil(1.1 * done * (half / wanted) ** 2)))
+    factor, least = 1.1, math.ceil(1.3 * done)
+    if done == first:
+        from scipy import stats
+
+        factor, least = (first - 1) / float(stats.chi2.ppf(0.1, first - 1)), 2 * done
+    return min(most, MOST_GROWTH * done, max(least, math.ceil(factor * done * (half / wanted) ** 2)))
+
+
+def widened(estimate: Estimate, spread: float, confidence: float) -> tuple[Estimate, float]:
+    """The estimate with the larger of its own spread and `spread`, that of earlier looks; and that spread.
+
+    A spread is a standard error times the root of the number of parts. Having stopped where the spread looked small is
+    paid for in this way.
+    """
+    if not math.isfinite(estimate.se):
+        return estimate, spread
+    n = estimate.seeds
+    largest = max(spread, estimate.se * math.sqrt(n))
+    se = largest / math.sqrt(n)
+    half = t_quantile(confidence, n) * se
+    return dataclasses.replace(estimate, se=se, low=min(estimate.low, estimate.value - half),
+                               high=max(estimate.high, estimate.value + half)), largest
 
 
 def mser5(values: np.ndarray) -> int:

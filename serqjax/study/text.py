@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .capacity import Capacity
+    from .compare import Comparison
 
 
 def as_html(text: str) -> str:
@@ -53,3 +54,30 @@ def capacity_text(found: Capacity) -> str:
         rows.append([*cells, "met" if met else "missed"])
     lines += ["", *grid_text([*head, *names, ""], rows), "", f"{found.runs} runs; {found.parts}"]
     return "\n".join(lines)
+
+
+def comparison_text(found: Comparison) -> str:
+    """Both values, the difference, and whether it is one."""
+    which = found.metric
+    scale, unit = (1000.0, "ms") if which.unit == "s" and max(
+        (abs(e.value) for e in (found.a, found.b) if not math.isnan(e.value)), default=1.0) < 1.0 else (1.0, which.unit)
+    unit = f" {unit}" if unit else ""
+    lines = [f"{which.name}{' in' if unit else ''}{unit}, intervals at {found.confidence:g}"]
+    for name, e in zip(("A", "B"), (found.a, found.b)):
+        lines.append(f"  {name}      {e.format(scale)}   {found.names[0 if name == 'A' else 1].removeprefix(name + ': ')}")
+    d, r = found.difference, found.relative
+    if not math.isnan(d.value):
+        share = "" if math.isnan(r.value) else f"   {r.value:+.2%} of A"
+        if not math.isnan(r.low) and share:
+            share += f" [{r.low:+.2%}, {r.high:+.2%}]"
+        lines.append(f"  B - A  {d.format(scale)}{share}")
+    words = {"b_lower": "B is lower", "b_higher": "B is higher", "no_interval": "", "unknown": "not known",
+             "no_difference": "no difference at this confidence: the interval holds 0"}
+    lines += [line for line in (words[found.verdict], found.cause) if line]
+    lines += [f"note: {note}" for note in found.notes]
+    tail = found.parts
+    if not math.isnan(found.correlation):
+        tail += f"; correlation of A and B {found.correlation:.3f}"
+    if found.warmup_s is not None:
+        tail += f"; warm-up {found.warmup_s:.6g} s"
+    return "\n".join([*lines, tail])
