@@ -78,9 +78,11 @@ def _ready_made(
         work = workloads.BY_NAME[chosen]
     if rows is not None and rows.has_prefixes and "shared_prefixes" in _settable(make):
         settings = {"shared_prefixes": "hash_ids"} | settings
-    own = {maker: _arguments(maker, settings) for maker in (make, work, costs.affine)}
+    own = {maker: _arguments(maker, settings) for maker in (make, work, costs.affine, deployments.owned)}
     rest = {k: v for k, v in settings.items() if not any(k in taken for taken in own.values())}
     deployment = make(**own[make], cost=costs.affine(**own[costs.affine]))
+    if own[deployments.owned]:
+        deployment = deployments.owned(deployment, **own[deployments.owned])
     program = compose(deployment, work(**own[work]) if rows is None else work(rows, **own[work]), name=name)
     known = {p.name for p in program.params} | {k for maker in own for k in _settable(maker)}
     for key in rest:

@@ -11,6 +11,8 @@ from .fleet import Replicas as Replicas
 from .fleet import replicas as replicas
 from .offload import Offload as Offload
 from .offload import offload as offload
+from .owned import Owned as Owned
+from .owned import owned as owned
 from .vllm import VERSIONS as VERSIONS
 from .vllm import Vllm as Vllm
 from .vllm import vllm as vllm

@@ -52,6 +52,19 @@ MOST_LISTED = 32_768
 #: Sizes of tables that most instances of a plan have needed.
 _learned: dict[Plan, Capacities] = {}
 
+
+
+@contextlib.contextmanager
+def teaches_nothing() -> Iterator[None]:
+    """Runs inside, overloaded ones for example, do not change the sizes of tables with which later runs begin."""
+    before = dict(_learned)
+    try:
+        yield
+    finally:
+        _learned.clear()
+        _learned.update(before)
+
+
 #: An instance that is over: its place in the batch, its result, and the fault that ended it.
 Finished = tuple[int, RawRun, Fault]
 
