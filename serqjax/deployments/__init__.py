@@ -3,6 +3,8 @@
 Each returns an object that `serqjax.program` joins with a workload.
 """
 
+from .api_server import BehindApi as BehindApi
+from .api_server import behind_api as behind_api
 from .disaggregated import Disaggregated as Disaggregated
 from .disaggregated import FirstToken as FirstToken
 from .disaggregated import disaggregated as disaggregated
