@@ -210,12 +210,12 @@ class MultiTurn(AbstractWorkload):
         for name, least in (("first_prompt", 1), ("new_prompt", 0), ("output_len", 1)):
             _amount_tok(name, getattr(self, name), least)
         _distribution("think_s", self.think_s)
-        _check_priorities(self.priority, self.classes)
         self.classes.check({
             "first_prompt": lambda name, value: _amount_tok(name, value, 1),
             "new_prompt": lambda name, value: _amount_tok(name, value, 0),
             "output_len": lambda name, value: _amount_tok(name, value, 1),
         })
+        _check_priorities(self.priority, self.classes)
 
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
         b.attr("new")
@@ -310,8 +310,8 @@ class Requests(AbstractWorkload):
 
     def __post_init__(self) -> None:
         Patience(self.timeout_s, self.retries)  # refuses what makes no sense
-        _check_priorities(self.priority, self.classes)
         self.classes.check(dict.fromkeys(("input_len", "output_len"), lambda name, value: _amount_tok(name, value, 1)))
+        _check_priorities(self.priority, self.classes)
         if self.request_rate != math.inf:
             _positive("request_rate", self.request_rate)
         _whole("max_concurrency", self.max_concurrency, 1)
