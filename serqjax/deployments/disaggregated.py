@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 from ..builder import AbstractArguments, AbstractDeployment, Builder, Served
 from ..errors import ProgramError
 from ..ir.expr import Num
-from ..ir.program import Branch, Enter, Goto, Lease, Leave, Load, Op, ProcessorSharing, Release, Run
+from ..ir.program import Branch, Enter, Exit, Goto, Lease, Leave, Load, Op, ProcessorSharing, Release, Run
 from .fleet import Replicas
 from .offload import check_numbers
 from .vllm import Vllm
@@ -140,7 +140,7 @@ class Disaggregated(AbstractDeployment):
         if self.first_token == "prefill":
             # all is said after one token: nothing is copied
             b.state("prefill.left", exit=Branch(b(f"{tokens.output} > 1"), at_decode, "prefill.drop"), scope=parent)
-            self._release(b, "prefill.drop", prefill, then, parent)
+            b.state("prefill.drop", exit=_release(b, "prefill.drop", prefill, then, parent), scope=parent)
         for p, (ops, _, slots) in zip(prefill, sent):
             self._prefill(b, p, ops, slots, tokens, at_decode if self.first_token == "decode" else "prefill.left")
         for d, (ops, _, slots) in zip(decode, moved):
@@ -174,10 +174,10 @@ class Disaggregated(AbstractDeployment):
                 exit=Branch(b("copied > 0"), f"{label}.again", f"{label}.copy"), scope=scope)
         b.state(f"{label}.copy", b.set("copy_began_s", "Now"), exit=self.link.copy(b, copied, f"{label}.copied"),
                 scope=scope)
+        after = f"{label}.last" if by_decode else f"{label}.first"
         b.state(f"{label}.copied", Load(b.resource(d.kv), b(copied)), b.set("copied", 1),
                 b.observe("copied_tok", copied), b.observe("copy_s", "Now - copy_began_s"),
-                exit=Goto(f"{label}.release"), scope=scope)
-        self._release(b, f"{label}.release", prefill, f"{label}.last" if by_decode else f"{label}.first", scope)
+                exit=_release(b, f"{label}.release", prefill, after, scope), scope=scope)
         if by_decode:
             b.state(f"{label}.last", exit=d.run(b, "Prefill", f"{known} - cached - {copied}", f"{label}.first"),
                     scope=scope)
@@ -186,15 +186,6 @@ class Disaggregated(AbstractDeployment):
         b.state(f"{label}.first", exit=d.run(b, "Decode", f"{output} - 1 - ({known} - {input})", f"{label}.done"),
                 scope=scope)
         b.state(f"{label}.done", exit=Leave(tokens.then), scope=scope)
-
-    @staticmethod
-    def _release(b: Builder, name: str, prefill: list[Vllm], then: str, scope: str | None) -> None:
-        """The state that ends the lease on the engine that computed the prompt."""
-        if len(prefill) == 1:
-            b.state(name, exit=Release(b.resource(prefill[0].kv), then), scope=scope)
-            return
-        ends = [b.state(f"{name}{p.place}", exit=Release(b.resource(p.kv), then), scope=scope) for p in prefill]
-        _pick(b, name, "prefill.replica", ends, scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +196,14 @@ class Tokens:
     output: str
     then: str
     parent: str | None
+
+
+def _release(b: Builder, name: str, prefill: list[Vllm], then: str, scope: str | None) -> Exit:
+    """The end of the lease on the engine that computed the prompt; of several by the state `name.which`."""
+    if len(prefill) == 1:
+        return Release(b.resource(prefill[0].kv), then)
+    ends = [b.state(f"{name}{p.place}", exit=Release(b.resource(p.kv), then), scope=scope) for p in prefill]
+    return Goto(_pick(b, f"{name}.which", "prefill.replica", ends, scope))
 
 
 def _pick(b: Builder, name: str, attr: str, targets: list[str], scope: str | None) -> str:

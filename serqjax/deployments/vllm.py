@@ -322,6 +322,9 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
     """
     internal = {"name", "group", "place", "own", "arrival_tie", "shared_structure"}
+    if speculative := sorted(set(extra) & {"num_speculative_tokens", "speculative_config", "spec_method"}):
+        what = "speculative decoding is not modelled: in the language a decode is given at most one token an iteration"
+        raise ProgramError.at(speculative[0], what, "leave it out")
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
     return Vllm(
