@@ -92,7 +92,7 @@ class Run:
 
     @cached_property
     def request_counts(self) -> dict[str, int]:
-        """`in, finished, running, queued, rejected, abandoned`: the last five add up to `in`."""
+        """`in, finished, running, queued, rejected`, and `abandoned` where clients give up: they add up to `in`."""
         from .report.requests import request_counts
 
         return request_counts(self.raw, self.program)
@@ -200,7 +200,7 @@ class Runs:
 
     @cached_property
     def request_counts(self) -> dict[str, int]:
-        """`in, finished, running, queued, rejected, abandoned` of all seeds together."""
+        """`in, finished, running, queued, rejected`, and `abandoned` where clients give up, of all seeds together."""
         from .report.requests import request_counts
 
         return request_counts(self.raws, self.program)

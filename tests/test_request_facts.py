@@ -105,7 +105,7 @@ def test_the_counts_add_up_whatever_happens() -> None:
     run = ran(Server(), work, horizon_s=150.0)
     counts = run.request_counts
     assert counts["in"] == sum(n for name, n in counts.items() if name != "in") == run.raw.arrivals
-    assert min(counts["finished"], counts["abandoned"]) > 20
+    assert min(counts["finished"], counts["abandoned"]) > 20 and counts == run.requests.counts
     gave_up = run.raw.samples_observe == run.program.observes.index("gave_up")
     assert counts["abandoned"] == gave_up.sum()
 
@@ -145,6 +145,7 @@ def test_without_classes_there_is_nothing_to_say() -> None:
     run = ran(Server(), workloads.requests(num_prompts=3, output_len=2))
     frame = run.requests.to_polars()
     assert frame["class"].null_count() == frame["priority"].null_count() == 3
+    assert "abandoned" not in run.request_counts and run.request_counts == run.requests.counts
     assert np.isnan(requests_table(run.raw)["class"]).all(), "without the program neither"
 
 

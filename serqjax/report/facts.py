@@ -31,6 +31,11 @@ def class_names(program: Program | None) -> tuple[str, ...]:
     return tuple(part[1] for part in parts if len(part) == 3 and part[0] == "slo" and part[2] == "share")
 
 
+def may_abandon(program: Program | None) -> bool:
+    """Whether a program has clients that give requests up."""
+    return program is not None and GAVE_UP in program.observes
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """Arrays over the requests of a run; NaN (of `engine_tick` -1, of `gave_up` false) where nothing was said."""

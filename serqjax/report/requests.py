@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..ir.program import Program
-from .facts import class_names, facts
+from .facts import class_names, facts, may_abandon
 from .raw import RawRun, RequestStatus
 from .units import seconds
 
@@ -61,11 +61,12 @@ class RequestTable:
     """One row per request; columns are numpy arrays of one length, NaN where a time does not exist.
 
     `columns` holds those of `COLUMNS`; `status` is a number of `RequestStatus`, `class` one of `class_names`.
-    `to_polars()` gives names and nulls instead.
+    `may_abandon`: its program has clients that give requests up. `to_polars()` gives names and nulls instead.
     """
 
     columns: dict[str, np.ndarray]
     class_names: tuple[str, ...] = ()
+    may_abandon: bool = False
 
     def __len__(self) -> int:
         return len(self.columns["run"])
@@ -77,8 +78,8 @@ class RequestTable:
 
     @property
     def counts(self) -> dict[str, int]:
-        """`in, finished, running, queued, rejected, abandoned`; the five parts add up to `in`."""
-        return count_status(self.columns["status"])
+        """`in, finished, running, queued, rejected`, which add up to `in`; with `abandoned` where clients give up."""
+        return count_status(self.columns["status"], self.may_abandon)
 
     def to_polars(self) -> polars.DataFrame:
         """The table as a polars frame: `status` and `class` as text, what does not exist as null."""
@@ -99,20 +100,21 @@ class RequestTable:
         return f"RequestTable({parts})"
 
 
-def count_status(status: np.ndarray) -> dict[str, int]:
-    """Requests by status, whole run; `in` is their sum."""
+def count_status(status: np.ndarray, abandons: bool = False) -> dict[str, int]:
+    """Requests by status, whole run; `in` is their sum. `abandons`: count those given up, 0 included."""
     counts = np.bincount(np.asarray(status, dtype=np.int64), minlength=len(STATUS_NAMES))
-    return {"in": int(counts.sum())} | {name: int(counts[i]) for i, name in enumerate(STATUS_NAMES)}
+    shown = [s for s in RequestStatus if abandons or s != RequestStatus.abandoned]
+    return {"in": int(counts.sum())} | {s.name: int(counts[s]) for s in shown}
 
 
 def request_counts(raws: RawRun | Sequence[RawRun], program: Program | None = None) -> dict[str, int]:
-    """`in, finished, running, queued, rejected, abandoned` of one run, or of all runs together.
+    """`in, finished, running, queued, rejected` of one run, or of all runs together; `abandoned` where clients give up.
 
     `program`: what was run; without it nobody knows of requests given up, and they count as finished.
     """
     many = [raws] if isinstance(raws, RawRun) else list(raws)
     parts = [_status(raw, facts(program, raw).gave_up) for raw in many]
-    return count_status(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
+    return count_status(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64), may_abandon(program))
 
 
 def requests_table(raws: RawRun | Sequence[RawRun], program: Program | None = None) -> RequestTable:
@@ -125,8 +127,9 @@ def requests_table(raws: RawRun | Sequence[RawRun], program: Program | None = No
     names = class_names(program)
     if not tables:
         empty = {name: np.zeros(0) for name in COLUMNS} | {"status": np.zeros(0, dtype=np.int64)}
-        return RequestTable(empty, names)
-    return RequestTable({name: np.concatenate([t[name] for t in tables]) for name in COLUMNS}, names)
+        return RequestTable(empty, names, may_abandon(program))
+    columns = {name: np.concatenate([t[name] for t in tables]) for name in COLUMNS}
+    return RequestTable(columns, names, may_abandon(program))
 
 
 def _status(raw: RawRun, gave_up: np.ndarray) -> np.ndarray:
