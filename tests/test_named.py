@@ -7,14 +7,14 @@ import json
 import pytest
 
 import serqjax as sq
-from serqjax import _cli, deployments
+from serqjax import _cli, deployments, ir
 from tests.standin import oracle_engine
 
 pytestmark = pytest.mark.usefixtures("oracle_engine")
 _ = oracle_engine
 
 
-def value(program: sq.Program, name: str) -> float:
+def value(program: ir.Program, name: str) -> float:
     return next(p.value for p in program.params if p.name == name)
 
 
