@@ -25,7 +25,8 @@ app = App(name="serqjax", help=HELP, help_epilogue=EPILOGUE, version=__version__
           suppress_keyboard_interrupt=False)
 
 Source = Annotated[
-    str, Parameter(help="A serQ IR or automaton JSON file, a .serq file, or a ready-made deployment (vllm).")
+    str, Parameter(help="A serQ IR or automaton JSON file, a .serq file, or a ready-made deployment (vllm, replicas, "
+                         "disaggregated).")
 ]
 Settings = Annotated[
     list[str] | None,

@@ -21,8 +21,8 @@ from .ir.program import Branch, Deadline, Goto, Respond
 class Patience:
     """`timeout_s`: seconds from sending to the whole answer, None: without end. `retries`: times it is sent again.
 
-    Each attempt has the whole time anew. The client sees one request: its times begin with the first attempt, and
-    one that is given up has ended then (it counts as finished; the observation `gave_up` tells it apart).
+    Each attempt has the whole time anew. The client sees one request: its times begin with the first attempt. One that
+    is given up has ended then; the observation `gave_up` says so, and it counts as abandoned.
     """
 
     timeout_s: float | None = None

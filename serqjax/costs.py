@@ -62,3 +62,21 @@ def affine(*, base_s: float = 13.9e-3, per_decode_s: float = 41e-6, per_kv_tok_s
     text = ("preempt_only_s + Min((base_s - preempt_only_s) * Ntok, base_s - preempt_only_s) "
             f"+ per_decode_s * Ndec + per_kv_tok_s * {units} + per_prefill_tok_s * Npre + per_attention_s * Attn")
     return Cost(text, tuple((name, float(value), "s") for name, value in numbers.items()))
+
+
+def with_cpu(cost: Cost, *, step_s: float = 0.0, per_request_s: float = 0.0) -> Cost:
+    """The same cost and the time that the CPU takes in every iteration: scheduling, preparing the batch, sampling.
+
+    **Arguments:**
+    - `cost`: of the GPU, `affine(...)`.
+    - `step_s`: seconds of every iteration with tokens. `per_request_s`: per request that is running then.
+
+    **Raises:** `ProgramError` for a negative or non-finite number.
+    """
+    for name, value in (("step_s", step_s), ("per_request_s", per_request_s)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise ProgramError.at(name, f"{value!r} is not allowed", "give seconds, 0 or more")
+    # `Min(cpu_step_s * Ntok, cpu_step_s)`: nothing in an iteration without tokens, as in `affine`
+    text = f"{cost.text} + Min(cpu_step_s * Ntok, cpu_step_s) + cpu_per_request_s * Nres"
+    numbers = (("cpu_step_s", float(step_s), "s"), ("cpu_per_request_s", float(per_request_s), "s"))
+    return Cost(text, (*cost.numbers, *numbers))

@@ -88,14 +88,14 @@ class Run:
         """One row per request (`.to_polars()`); seconds of simulated time."""
         from .report.requests import requests_table
 
-        return requests_table(self.raw)
+        return requests_table(self.raw, self.program)
 
     @cached_property
     def request_counts(self) -> dict[str, int]:
-        """`in, finished, running, queued, rejected`: the last four add up to `in`."""
+        """`in, finished, running, queued, rejected`, and `abandoned` where clients give up: they add up to `in`."""
         from .report.requests import request_counts
 
-        return request_counts(self.raw)
+        return request_counts(self.raw, self.program)
 
     @cached_property
     def actions(self) -> ActionTable:
@@ -196,14 +196,14 @@ class Runs:
         """The requests of all seeds; column `run` is the place in `runs`."""
         from .report.requests import requests_table
 
-        return requests_table(self.raws)
+        return requests_table(self.raws, self.program)
 
     @cached_property
     def request_counts(self) -> dict[str, int]:
-        """`in, finished, running, queued, rejected` of all seeds together."""
+        """`in, finished, running, queued, rejected`, and `abandoned` where clients give up, of all seeds together."""
         from .report.requests import request_counts
 
-        return request_counts(self.raws)
+        return request_counts(self.raws, self.program)
 
     @property
     def samples(self) -> polars.DataFrame:

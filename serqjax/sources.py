@@ -34,7 +34,8 @@ def read(
     """Read a program.
 
     **Arguments:**
-    - `source`: a serQ IR or automaton JSON file, a `.serq` file (needs pyserq), or a ready-made deployment (`vllm`).
+    - `source`: a serQ IR or automaton JSON file, a `.serq` file (needs pyserq), or a ready-made deployment (`vllm`,
+      `replicas`, `disaggregated`).
     - `workload`: the workload file of a `.serq` deployment; for a ready-made one `sessions` (default) or `requests`.
     - `settings`: other numbers by name. Parameters of the program (IR 14: `POOL.cap`, `arrival.rate`); for a ready-made
       deployment also its own arguments, its workload's and its cost's.
@@ -66,7 +67,7 @@ def _ready_made(
     name: str, workload: str | os.PathLike[str] | None, settings: dict[str, Setting], rows: traces.TraceFile | None
 ) -> ir.Program:
     """A deployment by name with the workload by name, each given the settings that are its own arguments."""
-    make = deployments.BY_NAME[name]
+    named = deployments.BY_NAME[name]
     if rows is not None:
         if workload is not None:
             raise ValueError(f"--trace replaces the workload: leave out {os.fspath(workload)}")
@@ -76,15 +77,16 @@ def _ready_made(
         if chosen not in workloads.BY_NAME:
             raise ValueError(f"{chosen} is no workload of {name}: {nearest(chosen, workloads.BY_NAME)}")
         work = workloads.BY_NAME[chosen]
-    if rows is not None and rows.has_prefixes and "shared_prefixes" in _settable(make):
+    if rows is not None and rows.has_prefixes and "shared_prefixes" in named.names:
         settings = {"shared_prefixes": "hash_ids"} | settings
-    own = {maker: _arguments(maker, settings) for maker in (make, work, costs.affine, deployments.owned)}
-    rest = {k: v for k, v in settings.items() if not any(k in taken for taken in own.values())}
-    deployment = make(**own[make], cost=costs.affine(**own[costs.affine]))
+    own = {maker: _arguments(maker, settings) for maker in (work, costs.affine, deployments.owned)}
+    of_deployment = {key: _value(settings[key]) for key in named.names if key in settings}
+    rest = {k: v for k, v in settings.items() if not any(k in taken for taken in (of_deployment, *own.values()))}
+    deployment = named.make(**of_deployment, cost=costs.affine(**own[costs.affine]))
     if own[deployments.owned]:
         deployment = deployments.owned(deployment, **own[deployments.owned])
     program = compose(deployment, work(**own[work]) if rows is None else work(rows, **own[work]), name=name)
-    known = {p.name for p in program.params} | {k for maker in own for k in _settable(maker)}
+    known = {p.name for p in program.params} | {*named.names} | {k for maker in own for k in _settable(maker)}
     for key in rest:
         if key not in known:
             raise ValueError(f"{key} is no argument of {name}, its workload or its cost: {nearest(key, known)}")
@@ -92,9 +94,9 @@ def _ready_made(
 
 
 def _settable(maker: Callable[..., Any]) -> list[str]:
-    """The arguments of a deployment, workload or cost that a setting may name."""
+    """The arguments of a workload or cost that a setting may name."""
     parameters = inspect.signature(maker).parameters.values()
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "cost"]
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "classes"]
 
 
 def _arguments(maker: Callable[..., Any], settings: Mapping[str, Setting]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ from .ir.program import (
     Trace,
     Turn,
 )
+from .request_classes import Classes, RequestClass, classes_of
+from .request_classes import request_class as request_class
 from .traces import Request, TraceFile
 
 
@@ -115,12 +117,22 @@ def _tokens(b: Builder, name: str, value: Distribution) -> str:
     return text if value.kind == "Det" else f"Max(1, Ceil({text}))"
 
 
-def _priority(b: Builder, value: Amount | None) -> tuple[Op, ...]:
-    """What a session sets before it begins."""
-    if value is None:
+def _amount(b: Builder, name: str, value: Amount) -> str:
+    return _tokens(b, name, _distribution(name, value))
+
+
+def _priority(b: Builder, value: Amount | None, classes: Classes) -> tuple[Op, ...]:
+    """What sets the priority of a session or request, if it has one."""
+    text = classes.priority(value, lambda name, given: _distribution(name, given, -math.inf).text(b, name, ""))
+    if text is None:
         return ()
     b.attr("priority")
-    return (b.set("priority", _distribution("priority", value, -math.inf).text(b, "priority", "")),)
+    return (b.set("priority", text),)
+
+
+def _check_priorities(value: Amount | None, classes: Classes) -> None:
+    for name, given in [("priority", value), *((f"{one.name}.priority", one.priority) for one in classes.of)]:
+        _distribution(name, given or 0.0, -math.inf)
 
 
 def _whole(name: str, value: float | None, least: int) -> None:
@@ -139,18 +151,19 @@ def _positive(name: str, value: float) -> None:
 
 
 def conversation(b: Builder, deployment: AbstractDeployment, more: str, think: str, new: str = "new",
-                 output: str = "out", patience: Patience = Patience()) -> str:
+                 output: str = "out", patience: Patience = Patience(), said: tuple[Op, ...] = ()) -> str:
     """States of a session that takes turns; the prompt of a turn is all of the conversation and `new` tokens.
 
     **Arguments:** `more`: expression, another turn follows. `think`: expression, seconds before it. `new`,
-    `output`: attributes that each turn sets. `patience`: of the client; one that gives up leaves.
+    `output`: attributes that each turn sets. `patience`: of the client; one that gives up leaves. `said`: what is
+    observed at each turn.
     **Returns:** the start state.
     """
     b.attr("context")
     b.attr("prompt")
     b.stage("think", Delay())
     served = patience.serve(b, deployment, input="prompt", output=output, then="answered", gave_up="leaving")
-    b.state("turn", Turn(), b.set("prompt", f"context + {new}"), exit=Goto(served.entry))
+    b.state("turn", Turn(), *said, b.set("prompt", f"context + {new}"), exit=Goto(served.entry))
     b.state("answered", Respond(), b.set("context", f"prompt + {served.output}"),
             exit=Branch(b(more), "thinking", "leaving"))
     b.state("thinking", exit=Run("think", "Plain", b(think), "turn"))
@@ -176,6 +189,7 @@ class MultiTurn(AbstractWorkload):
     priority: Amount | None = None
     timeout_s: float | None = None
     retries: int = 0
+    classes: Classes = Classes()
 
     @property
     def _patience(self) -> Patience:
@@ -196,17 +210,22 @@ class MultiTurn(AbstractWorkload):
         for name, least in (("first_prompt", 1), ("new_prompt", 0), ("output_len", 1)):
             _amount_tok(name, getattr(self, name), least)
         _distribution("think_s", self.think_s)
-        _distribution("priority", self.priority or 0.0, -math.inf)
+        self.classes.check({
+            "first_prompt": lambda name, value: _amount_tok(name, value, 1),
+            "new_prompt": lambda name, value: _amount_tok(name, value, 0),
+            "output_len": lambda name, value: _amount_tok(name, value, 1),
+        })
+        _check_priorities(self.priority, self.classes)
 
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
         b.attr("new")
         b.attr("out", hidden=True)
         b.attr("context")
         b.param("session_rate", self.session_rate, "sessions/s")
-        first = _tokens(b, "first_prompt", _distribution("first_prompt", self.first_prompt))
-        new = _tokens(b, "new_prompt", _distribution("new_prompt", self.new_prompt))
-        turn = [b.set("new", f"{first} if context == 0 else {new}"),
-                b.set("out", _tokens(b, "output_len", _distribution("output_len", self.output_len)))]
+        init = (*self.classes.draw(b), *_priority(b, self.priority, self.classes))
+        first, new, out = (self.classes.pick(name, getattr(self, name), lambda key, value: _amount(b, key, value))
+                           for name in ("first_prompt", "new_prompt", "output_len"))
+        turn = [b.set("new", f"({first}) if context == 0 else ({new})"), b.set("out", out)]
         if self.turns is None:
             b.attr("again")
             b.param("continue_probability", self.continue_probability)
@@ -221,13 +240,14 @@ class MultiTurn(AbstractWorkload):
             more += " and context + new + out < context_limit"
         turn.append(b.set("again", more))
         think = _distribution("think_s", self.think_s).text(b, "think_s", "s")
-        start = conversation(b, deployment, "again", think, patience=self._patience)
+        start = conversation(b, deployment, "again", think, patience=self._patience,
+                             said=self.classes.say(b, priority=len(init) > len(self.classes.draw(b))))
         horizon_s, warmup_s = self.horizon_s, self.warmup_s
         if horizon_s is None and self.num_sessions is None:
             horizon_s = 3000.0
         if warmup_s is None:
             warmup_s = 300.0 if self.num_sessions is None else 0.0
-        return Sessions(start, Poisson(Param("session_rate")), init=_priority(b, self.priority), turn=tuple(turn),
+        return Sessions(start, Poisson(Param("session_rate")), init=init, turn=tuple(turn),
                         arrivals=self.num_sessions, horizon_s=horizon_s, warmup_s=warmup_s)
 
 
@@ -238,7 +258,7 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
              think_s: Amount = Distribution("Exp", (("mean", 3.0),)), context_limit: int | None = None,
              num_sessions: int | None = None, horizon_s: float | None = None,
              warmup_s: float | None = None, priority: Amount | None = None, timeout_s: float | None = None,
-             retries: int = 0) -> MultiTurn:
+             retries: int = 0, classes: Iterable[RequestClass] = ()) -> MultiTurn:
     """Conversations: each turn sends everything said so far and a new prompt, then thinks.
 
     **Arguments:**
@@ -253,11 +273,15 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
       order by it.
     - `timeout_s`, `retries`: a request that is not answered whole after so many seconds is withdrawn and sent again, so
       many times; then the client leaves (None: it waits for ever). The observations `timeouts` and `gave_up` count.
+    - `classes`: `[request_class("chat", share=3, priority=0), request_class("batch", share=1, priority=1,
+      output_len=1000)]`: of sessions, what differs between them, and in which proportion they come. The requests
+      table has the class and the priority of each request.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return MultiTurn(session_rate, turns, continue_probability, first_prompt, new_prompt, output_len, think_s,
-                     context_limit, num_sessions, horizon_s, warmup_s, priority, timeout_s, retries)
+                     context_limit, num_sessions, horizon_s, warmup_s, priority, timeout_s, retries,
+                     classes_of(classes))
 
 
 # ---------------------------------------------------------------- single requests
@@ -278,6 +302,7 @@ class Requests(AbstractWorkload):
     priority: Amount | None = None
     timeout_s: float | None = None
     retries: int = 0
+    classes: Classes = Classes()
 
     @property
     def _patience(self) -> Patience:
@@ -285,7 +310,8 @@ class Requests(AbstractWorkload):
 
     def __post_init__(self) -> None:
         Patience(self.timeout_s, self.retries)  # refuses what makes no sense
-        _distribution("priority", self.priority or 0.0, -math.inf)
+        self.classes.check(dict.fromkeys(("input_len", "output_len"), lambda name, value: _amount_tok(name, value, 1)))
+        _check_priorities(self.priority, self.classes)
         if self.request_rate != math.inf:
             _positive("request_rate", self.request_rate)
         _whole("max_concurrency", self.max_concurrency, 1)
@@ -307,8 +333,10 @@ class Requests(AbstractWorkload):
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
         b.attr("prompt")
         b.attr("out", hidden=True)
+        init = (*self.classes.draw(b), *_priority(b, self.priority, self.classes))
+        said = self.classes.say(b, priority=len(init) > len(self.classes.draw(b)))
         turn = tuple(
-            b.set(attr, _tokens(b, name, _distribution(name, getattr(self, name))))
+            b.set(attr, self.classes.pick(name, getattr(self, name), lambda key, value: _amount(b, key, value)))
             for attr, name in (("prompt", "input_len"), ("out", "output_len"))
         )
         count, closed = self.num_prompts, False
@@ -331,7 +359,7 @@ class Requests(AbstractWorkload):
         if self.max_concurrency is None or closed:
             served = self._patience.serve(b, deployment, input="prompt", output="out", then="answered",
                                           gave_up="answered")
-            b.state("turn", Turn(), exit=Goto(served.entry))
+            b.state("turn", Turn(), *said, exit=Goto(served.entry))
             b.state("answered", Respond(), exit=End())
             start = "turn"
         else:
@@ -341,19 +369,19 @@ class Requests(AbstractWorkload):
             served = self._patience.serve(b, deployment, input="prompt", output="out", then="answered",
                                           gave_up="answered", parent="client")
             b.scope("client", b.take("clients", 1), reentry="turn")
-            b.state("turn", Turn(), exit=Goto(served.entry), scope="client")
+            b.state("turn", Turn(), *said, exit=Goto(served.entry), scope="client")
             b.state("answered", Respond(), exit=Leave("leaving"), scope="client")
             b.state("leaving", exit=End())
             b.state("arrived", exit=Enter("client"))
             start = "arrived"
-        return Sessions(start, arrival, init=_priority(b, self.priority), turn=turn, arrivals=count,
+        return Sessions(start, arrival, init=init, turn=turn, arrivals=count,
                         horizon_s=horizon_s, warmup_s=warmup_s)
 
 
 def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_concurrency: int | None = None,
              num_prompts: int | None = 1000, input_len: Amount = 1024, output_len: Amount = 128,
              horizon_s: float | None = None, warmup_s: float = 0.0, priority: Amount | None = None,
-             timeout_s: float | None = None, retries: int = 0) -> Requests:
+             timeout_s: float | None = None, retries: int = 0, classes: Iterable[RequestClass] = ()) -> Requests:
     """Single requests, with the names and defaults of `vllm bench serve` (random dataset).
 
     **Arguments:**
@@ -368,11 +396,14 @@ def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_con
       order by it.
     - `timeout_s`, `retries`: a request that is not answered whole after so many seconds is withdrawn and sent again, so
       many times, and then given up (None: never). The observations `timeouts` and `gave_up` count.
+    - `classes`: `[request_class("chat", share=3, priority=0), request_class("batch", share=1, priority=1,
+      output_len=1000)]`: what differs between them, and in which proportion they come. The requests table has the
+      class and the priority of each request.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return Requests(request_rate, burstiness, max_concurrency, num_prompts, input_len, output_len, horizon_s, warmup_s,
-                    priority, timeout_s, retries)
+                    priority, timeout_s, retries, classes_of(classes))
 
 
 # ---------------------------------------------------------------- recorded requests

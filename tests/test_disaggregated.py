@@ -162,8 +162,7 @@ def test_numbers_of_a_part_are_changed_by_name() -> None:
     assert fleet.arguments()["decode.n"] == 2 and fleet.arguments()["link.bytes_per_s"] == 50e9
     values = {"prefill.max_num_seqs": 7, "decode.n": 3, "link.latency_s": 0.0, "lease_s": 1.0}
     changed = fleet.replace(**cast(Any, values))
-    assert (changed.prefill.max_num_seqs, len(changed.decode.engines), changed.link.latency_s, changed.lease_s) == (
-        7, 3, 0.0, 1.0)  # fmt: skip
+    assert values.items() <= changed.arguments().items()
     with pytest.raises(sq.ProgramError, match="wire.speed: is no argument"):
         fleet.replace(**cast(Any, {"wire.speed": 1.0}))
 

@@ -27,7 +27,7 @@ from serqjax.report.units import plain, seconds
 from serqjax.report.verdict import final_verdict, grows
 
 S = 10**9
-FINISHED, RUNNING, QUEUED, REJECTED = (int(s) for s in RequestStatus)
+FINISHED, RUNNING, QUEUED, REJECTED = (int(s) for s in list(RequestStatus)[:4])
 NEVER = None
 
 # ---------------------------------------------------------------- small programs and runs

@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 from ..builder import AbstractArguments, AbstractDeployment, Builder, Served
 from ..errors import ProgramError
 from ..ir.expr import Num
-from ..ir.program import Branch, Enter, Lease, Leave, Load, Op, ProcessorSharing, Release, Run
+from ..ir.program import Branch, Enter, Exit, Goto, Lease, Leave, Load, Op, ProcessorSharing, Release, Run
 from .fleet import Replicas
 from .offload import check_numbers
 from .vllm import Vllm
@@ -131,57 +131,104 @@ class Disaggregated(AbstractDeployment):
             _grouped(getattr(self, name), name).declare(b)
 
     def serve(self, b: Builder, *, input: str, output: str, then: str, parent: str | None = None) -> Served:
-        prefill, p = _serving(_grouped(self.prefill, "prefill"))
-        decode, d = _serving(_grouped(self.decode, "decode"))
-        by_decode = self.first_token == "decode"
+        # each engine has states of its own: a lease, and what is loaded, belong to one pool that is known beforehand
+        prefill, decode = _members(self.prefill, "prefill"), _members(self.decode, "decode")
+        sent = [p.send(b, input=input, output=output) for p in prefill]
+        moved = [d.send(b, input=input, output=sent[0][1]) for d in decode]
+        tokens = Tokens(input, moved[0][1], then, parent)
+        at_decode = _route(b, self.decode, "decode", parent)
+        if self.first_token == "prefill":
+            # all is said after one token: nothing is copied
+            b.state("prefill.left", exit=Branch(b(f"{tokens.output} > 1"), at_decode, "prefill.drop"), scope=parent)
+            b.state("prefill.drop", exit=_release(b, "prefill.drop", prefill, then, parent), scope=parent)
+        for p, (ops, _, slots) in zip(prefill, sent):
+            self._prefill(b, p, ops, slots, tokens, at_decode if self.first_token == "decode" else "prefill.left")
+        for d, (ops, _, slots) in zip(decode, moved):
+            self._decode(b, prefill, d, ops, slots, tokens)
+        return Served(_route(b, self.prefill, "prefill", parent), tokens.output)
 
-        # the prompt, and the lease that its end leaves
-        send, output, oversize = p.send(b, input=input, output=output)
-        to_decode, output, refused = d.send(b, input=input, output=output)
-        p.hold(b, input=input, keep=input, oversize=oversize, parent=parent,
+    def _prefill(self, b: Builder, p: Vllm, send: list[Op], oversize: str, tokens: Tokens, then: str) -> None:
+        """The prompt on one prefill engine, and the lease that its end leaves."""
+        label, known, scope = p.label, p.known(b), f"{p.label}.request"
+        p.hold(b, input=tokens.input, keep=tokens.input, oversize=oversize, parent=tokens.parent,
                lease=Lease(pool=b.resource(p.kv), after_s=b("lease_s")))
+        b.state(f"{label}.send", *send, exit=Enter(scope), scope=tokens.parent)
+        computed, ready = "cached", f"{label}.admitted"
         if p.offload is not None:
             p.offload.fetch(b, p)
-        computed, ready = ("cached", "admitted") if p.offload is None else ("(cached + prefill.loaded)", "ready")
-        known = p.known(b)
-        b.state("prefill.send", *send, exit=Enter("prefill.request"), scope=parent)
-        b.state(f"prefill.{ready}",
+            computed, ready = "(cached + prefill.loaded)", f"{label}.ready"
+        b.state(ready,
                 b.observe("prefill.reused", "cached"), b.observe("prefill.prefill", f"{known} - {computed}"),
-                exit=p.run(b, "Prefill", f"Max({known} - {computed}, 0)", "prefill.done"), scope="prefill.request")
-        at_decode = decode.route(b, "decode.send", parent) if isinstance(decode, Replicas) else "decode.send"
-        b.state("prefill.done", exit=Leave(at_decode if by_decode else "prefill.left"), scope="prefill.request")
-        if not by_decode:
-            # all is said after one token: nothing is copied
-            b.state("prefill.left", exit=Branch(b(f"{output} > 1"), at_decode, "prefill.drop"), scope=parent)
-            b.state("prefill.drop", exit=Release(b.resource(p.kv), then), scope=parent)
+                exit=p.run(b, "Prefill", f"Max({known} - {computed}, 0)", f"{label}.done"), scope=scope)
+        b.state(f"{label}.done", exit=Leave(then), scope=scope)
 
-        self._decode(b, p, d, to_decode, refused, input=input, output=output, then=then, parent=parent)
-        entry = "prefill.send" if isinstance(prefill, Vllm) else prefill.route(b, "prefill.send", parent)
-        return Served(entry, output)
-
-    def _decode(self, b: Builder, p: Vllm, d: Vllm, send: list[Op], refused: str, *, input: str, output: str, then: str,
-                parent: str | None) -> None:
-        """The copy, and all tokens that the decode engine gives."""
-        by_decode, known, scope = self.first_token == "decode", d.known(b), "decode.request"
+    def _decode(self, b: Builder, prefill: list[Vllm], d: Vllm, send: list[Op], refused: str, tokens: Tokens) -> None:
+        """The copy to one decode engine, and all tokens that it gives."""
+        input, output = tokens.input, tokens.output
+        by_decode, label, known, scope = self.first_token == "decode", d.label, d.known(b), f"{d.label}.request"
         # what the decode engine has, and the token that it computes itself, are not copied
-        tokens = f"Max({known} - cached - 1, 0)" if by_decode else f"({known} - cached)"
-        d.hold(b, input=input, keep=f"{input} + {output}", oversize=refused, first="copied < 1", parent=parent)
-        b.state("decode.send", *send, b.set("copied", 0), exit=Enter(scope), scope=parent)
-        b.state("decode.admitted", b.observe("decode.reused", "cached"),
-                exit=Branch(b("copied > 0"), "decode.again", "decode.copy"), scope=scope)
-        b.state("decode.copy", b.set("copy_began_s", "Now"), exit=self.link.copy(b, tokens, "decode.copied"),
+        copied = f"Max({known} - cached - 1, 0)" if by_decode else f"({known} - cached)"
+        d.hold(b, input=input, keep=f"{input} + {output}", oversize=refused, first="copied < 1", parent=tokens.parent)
+        b.state(f"{label}.send", *send, b.set("copied", 0), exit=Enter(scope), scope=tokens.parent)
+        b.state(f"{label}.admitted", b.observe("decode.reused", "cached"),
+                exit=Branch(b("copied > 0"), f"{label}.again", f"{label}.copy"), scope=scope)
+        b.state(f"{label}.copy", b.set("copy_began_s", "Now"), exit=self.link.copy(b, copied, f"{label}.copied"),
                 scope=scope)
-        b.state("decode.copied", Load(b.resource(d.kv), b(tokens)), b.set("copied", 1),
-                b.observe("copied_tok", tokens), b.observe("copy_s", "Now - copy_began_s"),
-                exit=Release(b.resource(p.kv), "decode.last" if by_decode else "decode.first"), scope=scope)
+        after = f"{label}.last" if by_decode else f"{label}.first"
+        b.state(f"{label}.copied", Load(b.resource(d.kv), b(copied)), b.set("copied", 1),
+                b.observe("copied_tok", copied), b.observe("copy_s", "Now - copy_began_s"),
+                exit=_release(b, f"{label}.release", prefill, after, scope), scope=scope)
         if by_decode:
-            b.state("decode.last", exit=d.run(b, "Prefill", f"{known} - cached - {tokens}", "decode.first"),
+            b.state(f"{label}.last", exit=d.run(b, "Prefill", f"{known} - cached - {copied}", f"{label}.first"),
                     scope=scope)
         # preempted: what is not cached is computed here
-        b.state("decode.again", exit=d.run(b, "Prefill", f"Max({known} - cached, 0)", "decode.first"), scope=scope)
-        b.state("decode.first", exit=d.run(b, "Decode", f"{output} - 1 - ({known} - {input})", "decode.done"),
+        b.state(f"{label}.again", exit=d.run(b, "Prefill", f"Max({known} - cached, 0)", f"{label}.first"), scope=scope)
+        b.state(f"{label}.first", exit=d.run(b, "Decode", f"{output} - 1 - ({known} - {input})", f"{label}.done"),
                 scope=scope)
-        b.state("decode.done", exit=Leave(then), scope=scope)
+        b.state(f"{label}.done", exit=Leave(tokens.then), scope=scope)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """A request: the attributes of its prompt and answer, where it goes on, and the scope around it."""
+
+    input: str
+    output: str
+    then: str
+    parent: str | None
+
+
+def _release(b: Builder, name: str, prefill: list[Vllm], then: str, scope: str | None) -> Exit:
+    """The end of the lease on the engine that computed the prompt; of several by the state `name.which`."""
+    if len(prefill) == 1:
+        return Release(b.resource(prefill[0].kv), then)
+    ends = [b.state(f"{name}{p.place}", exit=Release(b.resource(p.kv), then), scope=scope) for p in prefill]
+    return Goto(_pick(b, f"{name}.which", "prefill.replica", ends, scope))
+
+
+def _pick(b: Builder, name: str, attr: str, targets: list[str], scope: str | None) -> str:
+    """The state `name`, and more, that go on at the target whose place is the value of `attr`."""
+    for k, target in reversed(list(enumerate(targets[:-1]))):
+        rest = targets[-1] if k == len(targets) - 2 else f"{name}.after{k}"
+        b.state(name if k == 0 else f"{name}.after{k - 1}", exit=Branch(b(f"{attr} < {k + 1}"), target, rest),
+                scope=scope)
+    return name
+
+
+def _route(b: Builder, given: Vllm | Replicas, name: str, parent: str | None) -> str:
+    """The state in which a request is sent to the engine, or to one of several."""
+    sends = [f"{engine.label}.send" for engine in _members(given, name)]
+    if len(sends) == 1:
+        return sends[0]
+    fleet = _grouped(given, name)
+    assert isinstance(fleet, Replicas)
+    return fleet.route(b, _pick(b, f"{name}.routed", fleet.replica, sends, parent), parent)
+
+
+def _members(given: Vllm | Replicas, name: str) -> list[Vllm]:
+    """The engines in their places, under names of their own."""
+    grouped = _grouped(given, name)
+    return grouped.members if isinstance(grouped, Replicas) else [grouped]
 
 
 def _engines(given: Vllm | Replicas) -> tuple[Vllm, ...]:
@@ -194,10 +241,6 @@ def _grouped(given: Vllm | Replicas, name: str) -> Vllm | Replicas:
         return dataclasses.replace(given, name=name, group=f"{name}.", own=f"{name}.")
     return dataclasses.replace(given, engines=tuple(
         dataclasses.replace(engine, name=name, group=f"{name}.") for engine in given.engines))
-
-
-def _serving(given: Vllm | Replicas) -> tuple[Vllm | Replicas, Vllm]:
-    return given, given.serving if isinstance(given, Replicas) else given
 
 
 def disaggregated(*, prefill: Vllm | Replicas, decode: Vllm | Replicas, link: Link | None = None,

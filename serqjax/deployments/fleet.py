@@ -60,7 +60,7 @@ class Replicas(AbstractDeployment):
                     raise ProgramError.at(f"engines[{k}]", what, "replicas may differ in " + ", ".join(OWN))
 
     @property
-    def _members(self) -> list[Vllm]:
+    def members(self) -> list[Vllm]:
         """The engines in their places; where they differ each has parameters of its own, `replica2.max_num_seqs`."""
         alike = all(engine == self.engines[0] for engine in self.engines)
         return [
@@ -88,7 +88,7 @@ class Replicas(AbstractDeployment):
         return Replicas(tuple(engine.replace(**changes) for engine in engines), router)
 
     @property
-    def _replica(self) -> str:
+    def replica(self) -> str:
         """The attribute with the place of the engine that serves a session."""
         return f"{self.engines[0].group}replica"
 
@@ -96,20 +96,20 @@ class Replicas(AbstractDeployment):
     def serving(self) -> Vllm:
         """The engine that serves a session, whichever it is."""
         # the largest, so that what is above its slots is above everybody's
-        return dataclasses.replace(max(self._members, key=lambda engine: engine.max_num_seqs),
-                                   place=f"[{self._replica}]")
+        return dataclasses.replace(max(self.members, key=lambda engine: engine.max_num_seqs),
+                                   place=f"[{self.replica}]")
 
     def route(self, b: Builder, then: str, parent: str | None = None) -> str:
         """The state that chooses the engine, and goes on at the state `then`."""
         group = self.engines[0].group
-        keys = (text.replace("[replica]", f"[{self._replica}]").replace("reqs[", f"{group}reqs[")
+        keys = (text.replace("[replica]", f"[{self.replica}]").replace("reqs[", f"{group}reqs[")
                 .replace("kv[", f"{group}kv[") for text in ROUTERS[self.router])
-        route = b.choose(self._replica, len(self.engines), *keys)
+        route = b.choose(self.replica, len(self.engines), *keys)
         return b.state(f"{self.engines[0].name}.route", route, exit=Goto(then), scope=parent)
 
     def declare(self, b: Builder) -> None:
-        b.attr(self._replica)
-        for member in self._members:
+        b.attr(self.replica)
+        for member in self.members:
             member.declare(b)
 
     def serve(self, b: Builder, *, input: str, output: str, then: str, parent: str | None = None) -> Served:

@@ -76,16 +76,16 @@ class Offload(AbstractArguments):
                      work=b(self._seconds(engine, "Size")), when=Num(1.0))
 
     def fetch(self, b: Builder, engine: Vllm) -> None:
-        """The states from `NAME.admitted` to `NAME.ready`: what lies in the tier is copied into the hold."""
-        name, known, block = engine.name, engine.known(b), engine.block_size
-        scope, tier = f"{name}.request", self.tier(engine)
+        """The states from `LABEL.admitted` to `LABEL.ready`: what lies in the tier is copied into the hold."""
+        name, label, known, block = engine.name, engine.label, engine.known(b), engine.block_size
+        scope, tier = f"{label}.request", self.tier(engine)
         most = f"Max(Floor(({known} - 1) / {block}) * {block} - cached, 0)"
-        b.state(f"{name}.admitted", b.set(f"{name}.loaded", f"Min(CachedIn({tier}), {most})"),
+        b.state(f"{label}.admitted", b.set(f"{name}.loaded", f"Min(CachedIn({tier}), {most})"),
                 exit=Run(b.resource(f"{self._copy(engine, 'in')}{engine.place}"), "Plain",
-                         b(self._seconds(engine, f"{name}.loaded")), f"{name}.copied"), scope=scope)
+                         b(self._seconds(engine, f"{name}.loaded")), f"{label}.copied"), scope=scope)
         # the copy is in the hold now: the tier's room is free for others
-        b.state(f"{name}.copied", Load(b.resource(engine.kv), b(f"{name}.loaded")), Drop(b.resource(tier)),
-                b.observe(f"{name}.loaded_tok", f"{name}.loaded"), exit=Goto(f"{name}.ready"), scope=scope)
+        b.state(f"{label}.copied", Load(b.resource(engine.kv), b(f"{name}.loaded")), Drop(b.resource(tier)),
+                b.observe(f"{name}.loaded_tok", f"{name}.loaded"), exit=Goto(f"{label}.ready"), scope=scope)
 
 
 def offload(*, cpu_blocks: int, kv_bytes_per_tok: float = 131_072.0, bytes_per_s: float = 25e9) -> Offload:

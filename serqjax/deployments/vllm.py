@@ -148,6 +148,11 @@ class Vllm(AbstractDeployment):
         return f"{self.name}{self.place}"
 
     @property
+    def label(self) -> str:
+        """What the names of this engine's states and scopes begin with."""
+        return self.stage if self.place[1:-1].isdigit() else self.name
+
+    @property
     def caching(self) -> bool:
         """Whether a scope reads and keeps cached blocks (`shared_structure`: a parameter says how many)."""
         return self.enable_prefix_caching or self.shared_structure
@@ -251,13 +256,13 @@ class Vllm(AbstractDeployment):
 
     def hold(self, b: Builder, *, input: str, keep: str, oversize: str = "wait", first: str | None = None,
              lease: Lease | None = None, parent: str | None = None) -> None:
-        """The scope `NAME.request` that goes on at the state `NAME.admitted`: a slot, and the blocks of what is
+        """The scope `LABEL.request` that goes on at the state `LABEL.admitted`: a slot, and the blocks of what is
         computed now.
 
         - `keep`: tokens that stay cached at its end. `lease`: what its normal end leaves in use.
         - `first`: a test; while it is 1 all known tokens are taken at once (they come from elsewhere).
         """
-        name, known, block = self.name, self.known(b), self.block_size
+        label, known, block = self.label, self.known(b), self.block_size
         lets = (b.let(known, f"Max({known}, {input} if computed < {input} else computed + 1)"),)
         reuse = f"Floor(({known} - 1) / {block}) * {block}" if self.caching else None
         kept = keep if self.caching else None
@@ -276,10 +281,10 @@ class Vllm(AbstractDeployment):
         units = f"Min({known}, {hit} + {budget})" if self.caching else f"Min({known}, {budget})"
         if first is not None:
             units = f"({known} if {first} else {units})"
-        b.scope(f"{name}.request",
+        b.scope(f"{label}.request",
                 b.take(b.resource(self.reqs), 1, oversize=oversize),
                 b.take(b.resource(self.kv), units, reserve=self._reserve(b, known, units), keep=kept),
-                lets=lets, reuse=reuse, lease=lease, reentry=f"{name}.admitted", parent=parent)
+                lets=lets, reuse=reuse, lease=lease, reentry=f"{label}.admitted", parent=parent)
 
     def _reserve(self, b: Builder, known: str, units: str) -> str | None:
         """What must fit at admission beyond the units taken."""
@@ -330,6 +335,9 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
     """
     internal = {"name", "group", "place", "own", "arrival_tie", "shared_structure"}
+    if speculative := sorted(set(extra) & {"num_speculative_tokens", "speculative_config", "spec_method"}):
+        what = "speculative decoding is not modelled: in the language a decode is given at most one token an iteration"
+        raise ProgramError.at(speculative[0], what, "leave it out")
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
     return Vllm(

@@ -40,7 +40,7 @@ def exceedance(values: np.ndarray, total: int, at: np.ndarray) -> np.ndarray:
 def _rows(table: RequestTable, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Values of the measured requests (NaN: unfinished), their runs, and whether they are counted."""
     values = table[column]
-    unfinished = np.isin(table["status"], (RequestStatus.running, RequestStatus.queued))
+    unfinished = np.isin(table["status"], (RequestStatus.running, RequestStatus.queued, RequestStatus.abandoned))
     if column == "tpot_s":  # unknown only once the first token is there; one-token requests have none
         unfinished = unfinished & ~np.isnan(table["ttft_s"])
     counted = table["measured"] & (table["status"] != RequestStatus.rejected) & (~np.isnan(values) | unfinished)
@@ -171,7 +171,7 @@ def latency_figure(program: Program, raws: RawRun | Sequence[RawRun], path: str 
         if not path.parent.is_dir():
             raise FileNotFoundError(f"plot file {path}: the folder {path.parent} does not exist, create it first")
     seeds = f"{len(many)} seeds" if len(many) != 1 else f"seed {many[0].seed}"
-    fig, _ = draw_latencies(requests_table(many), f"{program.name}, {seeds}")
+    fig, _ = draw_latencies(requests_table(many, program), f"{program.name}, {seeds}")
     if path is not None:
         fig.savefig(path, dpi=150, metadata=kinds[path.suffix])
     return fig

@@ -27,7 +27,7 @@ def run_document(program: Program, raw: RawRun) -> dict[str, Any]:
             "report": reference_report(program, raw),
             "verdict": verdict.name,
             "cause": verdict.cause,
-            "requests": request_counts(raw),
+            "requests": request_counts(raw, program),
             "latency": one_run(program, raw),
         }
     )
@@ -45,7 +45,7 @@ def batch_document(program: Program, raws: Sequence[RawRun], summary: Summary | 
             "seed": raw.seed,
             "verdict": verdict.name,
             "cause": verdict.cause,
-            "requests": request_counts(raw),
+            "requests": request_counts(raw, program),
             "report": report,
         }
         for raw, verdict, report in zip(raws, summary.verdicts, summary.reports)

@@ -7,6 +7,9 @@ of ITL the gaps that ended in it. Values of requests that have not got so far ar
 - E2E: not finished: at least its age.
 - TPOT: unfinished after its first token: nothing is known below (bound 0).
 
+A request that its client gave up is censored at the time at which that happened. Where the program tells when requests
+reach the engine (facts.py), the engine's own TTFT stands beside the client's; it is censored from there on.
+
 **Source:** `formats.md` (`vllm bench serve`); `cases.md`, rows 13, 14, 16, 17.
 """
 
@@ -19,6 +22,7 @@ import numpy as np
 from ..ir.itl import RATIO
 from ..ir.program import Program, Step
 from .censoring import Censored, Estimate, Sample, mean_of_quantiles, over_seeds, pooled_quantile
+from .facts import ENGINE_ARRIVAL, facts
 from .raw import RawRun, RequestStatus
 from .requests import RequestTable, requests_table
 from .statistics import batch_means, merge_buckets
@@ -38,6 +42,9 @@ class Metric:
 
 METRICS: dict[str, Metric] = {
     "ttft_s": Metric("TTFT", "first token - sent, each request once", "requests"),
+    "engine_ttft_s": Metric(
+        "TTFT (engine)", "first token made - reached the engine, each request once; TTFT is the client's", "requests"
+    ),
     "tpot_s": Metric(
         "TPOT", "(E2E - TTFT) / (output tokens - 1): the mean gap of a request, each request once", "requests"
     ),
@@ -53,7 +60,7 @@ def has_tokens(program: Program) -> bool:
 
 def latency_samples(program: Program, raw: RawRun, table: RequestTable | None = None) -> dict[str, Sample]:
     """Samples of one run by metric; without an engine only `e2e_s`. `table`: the requests of this run."""
-    rows = requests_table(raw) if table is None else table
+    rows = requests_table(raw, program) if table is None else table
     status = rows["status"]
     counted = rows["measured"] & (status != RequestStatus.rejected)
     open_ = counted & (status != RequestStatus.finished)
@@ -67,8 +74,12 @@ def latency_samples(program: Program, raw: RawRun, table: RequestTable | None = 
     if not has_tokens(program):
         return {"e2e_s": e2e}
     no_first = np.isnan(rows["ttft_s"])
-    return {
-        "ttft_s": sample("ttft_s", open_ & no_first, age),
+    samples = {"ttft_s": sample("ttft_s", open_ & no_first, age)}
+    if ENGINE_ARRIVAL in program.observes:
+        reached = facts(program, raw).engine_tick
+        since = age - seconds(np.maximum(reached - raw.request_sent, 0), raw.tick_s)
+        samples["engine_ttft_s"] = sample("engine_ttft_s", open_ & no_first & (reached >= 0), since)
+    return samples | {
         "tpot_s": sample("tpot_s", open_ & ~no_first, np.zeros(len(rows))),
         "itl_s": gap_sample(raw),
         "e2e_s": e2e,

@@ -51,6 +51,7 @@ class RequestStatus(IntEnum):
     running = 1  # unfinished at the end, admitted at least once in the request or working
     queued = 2  # unfinished at the end, waiting in a pool's line and not admitted in this request
     rejected = 3
+    abandoned = 4  # the client gave it up: the report's reading of one that ended (facts.py), never in a raw run
 
 
 @dataclasses.dataclass

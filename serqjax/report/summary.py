@@ -171,7 +171,7 @@ def summarize(program: Program, raws: Sequence[RawRun]) -> Summary:
         seeds=tuple(raw.seed for raw in raws),
         used=len(used),
         verdicts=tuple(verdicts),
-        requests=request_counts(raws),
+        requests=request_counts(raws, program),
         latency=over_runs(program, [raws[i] for i in used]),
         totals={key: _field(kept, key) for key in ("end", "arrivals", "ended", "turns", "mean_live")},
         observes={name: _observed([r["observes"][name] for r in kept], broken) for name in program.observes},
