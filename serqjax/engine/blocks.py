@@ -1,8 +1,9 @@
 """Pools whose blocks are shared by content: finding, taking, naming and giving back physical blocks.
 
 Every such pool has a table of its blocks (content, holds, place in the free queue) and, for each hold, the list of
-the blocks it has: a row that a session takes at its admission, since few of many live sessions hold. A content is a 64-bit number made of everything up to the end of the block (vLLM's hashes are made
-so too). A look-up compares all blocks with what the session's chain says for their places at once.
+the blocks it has: a row that a session takes at its admission, since few of many live sessions hold. A content is a
+64-bit number made of everything up to the end of the block (vLLM's hashes are made so too). A look-up compares all
+blocks with what the session's chain says for their places at once.
 
 **Source:** oracle: `oracle/blocks.py`.
 """
