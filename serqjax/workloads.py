@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from .builder import AbstractDeployment, AbstractWorkload, Builder, Sessions
 from .clients import Patience
@@ -37,6 +38,9 @@ from .ir.program import (
 )
 from .traces import Request, TraceFile
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
@@ -54,9 +58,77 @@ class Distribution:
         """The draw as text; its numbers are parameters `name.ARG` (a constant: `name`)."""
         if self.kind == "Det":
             return b.param(name, self.args[0][1], unit).name
+        if self.kind == "Table":
+            return self._table(b, name)
         pure = {"k": "", "cv2": "", "p": ""}
         names = [b.param(f"{name}.{arg}", value, pure.get(arg, unit)).name for arg, value in self.args]
         return f"~{self.kind}({', '.join(names)})"
+
+    def prepare(self, b: Builder, name: str) -> tuple[Op, ...]:
+        """What a session sets before it evaluates `text`."""
+        if self.kind != "Table":
+            return ()
+        b.attr(f"{name}.u")
+        return (b.set(f"{name}.u", "~Uniform(0, 1)"),)
+
+    def _table(self, b: Builder, name: str) -> str:
+        """The quantile function at the attribute `name.u`, linear between the points of the table."""
+        points = [value for _, value in self.args]
+        terms = [repr(float(points[0]))]
+        for low, high, a, z in zip(TABLE_AT, TABLE_AT[1:], points, points[1:]):
+            if z > a:
+                part = f"Min(Max({name}.u - {low!r}, 0), {high - low!r})"
+                terms.append(f"{part} * {(z - a) / (high - low)!r}")
+        return " + ".join(terms)
+
+    def sample(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """`n` draws on the host."""
+        import numpy as np
+
+        args = dict(self.args)
+        match self.kind:
+            case "Det":
+                return np.full(n, args["value"])
+            case "Uniform":
+                return rng.uniform(args["low"], args["high"], n)
+            case "Exp":
+                return rng.exponential(args["mean"], n)
+            case "Erlang":
+                return rng.gamma(args["k"], args["mean"] / args["k"], n)
+            case "H2":
+                # balanced means, as the language defines it
+                p = 0.5 * (1.0 + math.sqrt((args["cv2"] - 1.0) / (args["cv2"] + 1.0)))
+                means = np.where(rng.random(n) < p, args["mean"] / (2.0 * p), args["mean"] / (2.0 * (1.0 - p)))
+                return means * rng.standard_exponential(n)
+            case "Bernoulli":
+                return (rng.random(n) < args["p"]).astype(np.float64)
+            case _:
+                return np.interp(rng.random(n), TABLE_AT, [value for _, value in self.args])
+
+
+#: Probabilities of the points of a fitted distribution: finer where the tail is.
+TABLE_AT = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.999, 1.0)
+
+
+def fitted(values: Iterable[float]) -> Distribution:
+    """The distribution of recorded numbers: their quantiles at the probabilities `TABLE_AT`, linear between, from the
+    least to the greatest.
+
+    `fitted(r.input_tok for r in trace.rows)` for `input_len`, and `output_tok` for `output_len`: drawn by themselves,
+    so that what ties long prompts to long answers is lost (`synthetic.trace(lengths_of=...)` keeps it).
+
+    **Raises:** `ProgramError` without a value, or for one that is not a finite number of at least 0.
+    """
+    ordered = sorted(float(v) for v in values)
+    if not ordered:
+        raise ProgramError.at("values", "there are none to fit", "give at least one")
+    points = []
+    for p in TABLE_AT:
+        place = p * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        points.append(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+    return Distribution("Table", tuple((f"p{p:g}", value) for p, value in zip(TABLE_AT, points)))
 
 
 def constant(value: float) -> Distribution:
@@ -123,6 +195,26 @@ def _priority(b: Builder, value: Amount | None) -> tuple[Op, ...]:
     return (b.set("priority", _distribution("priority", value, -math.inf).text(b, "priority", "")),)
 
 
+#: `shared_prefixes` of a deployment under a workload with `system_prompts`.
+SYSTEM_PROMPTS = (("system", "system_tok"),)
+
+
+def _system(b: Builder, count: int, tokens: int) -> tuple[Op, ...]:
+    """What a session sets of the prompt that it has in common with others."""
+    if not count:
+        return ()
+    for attr in SYSTEM_PROMPTS[0]:
+        b.attr(attr)
+    b.param("system_prompts", count)
+    b.param("system_prompt_len", tokens, "tokens")
+    return (b.set("system", "Floor(~Uniform(0, system_prompts))"), b.set("system_tok", "system_prompt_len"))
+
+
+def _system_arguments(count: int, tokens: int) -> None:
+    _whole("system_prompts", count, 0)
+    _whole("system_prompt_len", tokens, 1)
+
+
 def _whole(name: str, value: float | None, least: int) -> None:
     if value is None:
         return
@@ -176,6 +268,8 @@ class MultiTurn(AbstractWorkload):
     priority: Amount | None = None
     timeout_s: float | None = None
     retries: int = 0
+    system_prompts: int = 0
+    system_prompt_len: int = 512
 
     @property
     def _patience(self) -> Patience:
@@ -183,6 +277,9 @@ class MultiTurn(AbstractWorkload):
 
     def __post_init__(self) -> None:
         Patience(self.timeout_s, self.retries)  # refuses what makes no sense
+        _system_arguments(self.system_prompts, self.system_prompt_len)
+        if isinstance(self.think_s, Distribution) and self.think_s.kind == "Table":
+            raise ProgramError.at("think_s", "a fitted distribution is for numbers of tokens", "use exponential(mean)")
         _positive("session_rate", self.session_rate)
         _whole("turns", self.turns, 1)
         _whole("context_limit", self.context_limit, 1)
@@ -203,10 +300,13 @@ class MultiTurn(AbstractWorkload):
         b.attr("out", hidden=True)
         b.attr("context")
         b.param("session_rate", self.session_rate, "sessions/s")
-        first = _tokens(b, "first_prompt", _distribution("first_prompt", self.first_prompt))
-        new = _tokens(b, "new_prompt", _distribution("new_prompt", self.new_prompt))
-        turn = [b.set("new", f"{first} if context == 0 else {new}"),
-                b.set("out", _tokens(b, "output_len", _distribution("output_len", self.output_len)))]
+        names = ("first_prompt", "new_prompt", "output_len")
+        drawn = {name: _distribution(name, getattr(self, name)) for name in names}
+        turn = [op for name, distribution in drawn.items() for op in distribution.prepare(b, name)]
+        first, new, out = (_tokens(b, name, distribution) for name, distribution in drawn.items())
+        if self.system_prompts:
+            first = f"system_tok + {first}"
+        turn += [b.set("new", f"{first} if context == 0 else {new}"), b.set("out", out)]
         if self.turns is None:
             b.attr("again")
             b.param("continue_probability", self.continue_probability)
@@ -227,7 +327,8 @@ class MultiTurn(AbstractWorkload):
             horizon_s = 3000.0
         if warmup_s is None:
             warmup_s = 300.0 if self.num_sessions is None else 0.0
-        return Sessions(start, Poisson(Param("session_rate")), init=_priority(b, self.priority), turn=tuple(turn),
+        init = (*_priority(b, self.priority), *_system(b, self.system_prompts, self.system_prompt_len))
+        return Sessions(start, Poisson(Param("session_rate")), init=init, turn=tuple(turn),
                         arrivals=self.num_sessions, horizon_s=horizon_s, warmup_s=warmup_s)
 
 
@@ -238,7 +339,7 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
              think_s: Amount = Distribution("Exp", (("mean", 3.0),)), context_limit: int | None = None,
              num_sessions: int | None = None, horizon_s: float | None = None,
              warmup_s: float | None = None, priority: Amount | None = None, timeout_s: float | None = None,
-             retries: int = 0) -> MultiTurn:
+             retries: int = 0, system_prompts: int = 0, system_prompt_len: int = 512) -> MultiTurn:
     """Conversations: each turn sends everything said so far and a new prompt, then thinks.
 
     **Arguments:**
@@ -253,11 +354,13 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
       order by it.
     - `timeout_s`, `retries`: a request that is not answered whole after so many seconds is withdrawn and sent again, so
       many times; then the client leaves (None: it waits for ever). The observations `timeouts` and `gave_up` count.
+    - `system_prompts`, `system_prompt_len`: as in `requests`; one for each session, before its first prompt.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return MultiTurn(session_rate, turns, continue_probability, first_prompt, new_prompt, output_len, think_s,
-                     context_limit, num_sessions, horizon_s, warmup_s, priority, timeout_s, retries)
+                     context_limit, num_sessions, horizon_s, warmup_s, priority, timeout_s, retries, system_prompts,
+                     system_prompt_len)
 
 
 # ---------------------------------------------------------------- single requests
@@ -278,6 +381,9 @@ class Requests(AbstractWorkload):
     priority: Amount | None = None
     timeout_s: float | None = None
     retries: int = 0
+    gap_law: str = "gamma"
+    system_prompts: int = 0
+    system_prompt_len: int = 512
 
     @property
     def _patience(self) -> Patience:
@@ -296,10 +402,14 @@ class Requests(AbstractWorkload):
             if not isinstance(self.burstiness, (int, float)) or not math.isfinite(self.burstiness) \
                     or self.burstiness <= 0:
                 raise ProgramError.at("burstiness", f"{self.burstiness!r} is not allowed", "give a number above 0")
-            if self.burstiness != int(self.burstiness):
+            if self.gap_law == "gamma" and self.burstiness != int(self.burstiness):
                 raise ProgramError.at(
                     "burstiness", f"{self.burstiness!r} needs gamma distributed gaps of a fractional shape, which the "
-                    "language has not", "use a whole number (1: Poisson; k: the sum of k exponentials)")
+                    "language has not", "use a whole number (1: Poisson; k: the sum of k exponentials), "
+                    "gap_law='weibull', or draw a trace with `synthetic.gamma`")
+        if self.gap_law not in ("gamma", "weibull"):
+            raise ProgramError.at("gap_law", f"{self.gap_law!r} is not known", "use gamma or weibull")
+        _system_arguments(self.system_prompts, self.system_prompt_len)
         if self.num_prompts is None and self.request_rate == math.inf and self.max_concurrency is None:
             raise ProgramError.at("num_prompts", "without it, `request_rate` inf sends requests without end",
                                   "give num_prompts, request_rate or max_concurrency")
@@ -307,10 +417,12 @@ class Requests(AbstractWorkload):
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
         b.attr("prompt")
         b.attr("out", hidden=True)
-        turn = tuple(
-            b.set(attr, _tokens(b, name, _distribution(name, getattr(self, name))))
-            for attr, name in (("prompt", "input_len"), ("out", "output_len"))
-        )
+        turn = _system(b, self.system_prompts, self.system_prompt_len)
+        for attr, name in (("prompt", "input_len"), ("out", "output_len")):
+            drawn = _distribution(name, getattr(self, name))
+            turn += (*drawn.prepare(b, name), b.set(attr, _tokens(b, name, drawn)))
+        if self.system_prompts:
+            turn += (b.set("prompt", "system_tok + prompt"),)
         count, closed = self.num_prompts, False
         if self.request_rate == math.inf:
             # without an end, each of the clients sends its next request when the last is answered
@@ -324,6 +436,10 @@ class Requests(AbstractWorkload):
             rate = b.param("request_rate", self.request_rate, "requests/s")
             if self.burstiness == 1.0:
                 arrival = Poisson(rate)
+            elif self.gap_law == "weibull":
+                # the inverse of the distribution; the mean of E^(1/k) is Gamma(1 + 1/k), which the shape decides
+                shape, mean = float(self.burstiness), math.gamma(1.0 + 1.0 / self.burstiness)
+                arrival = Renewal(b(f"Exp(Ln(~Exp(1)) / {shape!r}) / ({mean!r} * request_rate)"))
             else:
                 b.param("burstiness", self.burstiness)
                 arrival = Renewal(b("~Erlang(burstiness, 1 / request_rate)"))
@@ -353,12 +469,14 @@ class Requests(AbstractWorkload):
 def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_concurrency: int | None = None,
              num_prompts: int | None = 1000, input_len: Amount = 1024, output_len: Amount = 128,
              horizon_s: float | None = None, warmup_s: float = 0.0, priority: Amount | None = None,
-             timeout_s: float | None = None, retries: int = 0) -> Requests:
+             timeout_s: float | None = None, retries: int = 0, gap_law: Literal["gamma", "weibull"] = "gamma",
+             system_prompts: int = 0, system_prompt_len: int = 512) -> Requests:
     """Single requests, with the names and defaults of `vllm bench serve` (random dataset).
 
     **Arguments:**
     - `request_rate`: requests per second; inf: all at time 0.
-    - `burstiness`: shape of the gamma distributed gaps; 1: Poisson, whole numbers k: Erlang; others are refused.
+    - `burstiness`: shape of the gaps; 1: Poisson. `gap_law`: `gamma` (a whole number k: Erlang; others are refused, see
+      `synthetic.gamma`) or `weibull` (any shape above 0).
     - `max_concurrency`: requests in the system at most; those beyond wait at the client, and their latency
       starts when they are sent.
     - `num_prompts`: requests in all; None: without end (give `horizon_s`).
@@ -368,11 +486,13 @@ def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_con
       order by it.
     - `timeout_s`, `retries`: a request that is not answered whole after so many seconds is withdrawn and sent again, so
       many times, and then given up (None: never). The observations `timeouts` and `gave_up` count.
+    - `system_prompts`: each request begins with one of so many prompts of `system_prompt_len` tokens, drawn evenly;
+      `input_len` comes after it. Deployments with `shared_prefixes=SYSTEM_PROMPTS` find each other's blocks of them.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return Requests(request_rate, burstiness, max_concurrency, num_prompts, input_len, output_len, horizon_s, warmup_s,
-                    priority, timeout_s, retries)
+                    priority, timeout_s, retries, gap_law, system_prompts, system_prompt_len)
 
 
 # ---------------------------------------------------------------- recorded requests
