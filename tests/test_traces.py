@@ -295,6 +295,39 @@ def test_an_exported_run_replays_to_the_same_counts_and_times(tmp_path, name):
     assert again.to_trace().rows == trace.rows and again.to_trace().sessions == trace.sessions
 
 
+def test_a_trace_replaces_the_arrivals_of_a_program_from_a_file(tmp_path):
+    path = tmp_path / "program.json"
+    path.write_text(sq.to_json(sq.program(sq.deployments.vllm(), sq.workloads.from_trace(
+        traces.TraceFile("t", "serq", sessions=((SessionTurn(5, 1, 0.0),),))))))
+    text = "session,turn,at_s,new_tok,output_tok,think_s\n3,1,0.5,10,2,1.5\n3,2,4,5,1,0\n4,1,0.75,7,1,0\n"
+    program = sq.read(path, trace=written(tmp_path, text))
+    assert isinstance(program.arrival, sq.ir.Listed)
+    assert program.arrival.at == (0.5, 0.75) and program.arrival.turns[0][1] == (5.0, 1.0, 0.0, 0.0)
+    assert oracle.simulate(program).request_sent[:2].tolist() == [500_000_000, 750_000_000]
+
+
+def test_the_command_scales_and_exports(tmp_path, capsys, monkeypatch):
+    """With the sequential interpreter in the place of the array engine: nothing to compile."""
+    from serqjax import api
+    from serqjax._cli import call
+
+    monkeypatch.setattr(api, "_simulate", lambda prog, seeds, **options: [oracle.simulate(prog, seed=s) for s in seeds])
+    path = written(tmp_path, "at_s,input_tok,output_tok\n0,20,3\n0.0004,5,0\n0.0008,30,2\n", "in.csv")
+    out = tmp_path / "out.csv"
+    words = ["run", "vllm", "--trace", str(path), "--set", "rate_scale=2", "--json", "--export-trace", str(out)]
+    assert call(words) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["requests"] == {"in": 2, "finished": 2, "running": 0, "queued": 0, "rejected": 0}
+    assert "serqjax_requests: 2 requests" in said.err and "left out: 1 zero_output" in said.err
+    assert [(r.at_s, r.input_tok, r.output_tok) for r in traces.read(out).rows] == [(0.0, 20, 3), (0.0004, 30, 2)]
+    assert call(["run", "vllm", "--seeds", "0:2", "--export-trace", str(out)]) == 2
+    assert "--export-trace writes one run" in capsys.readouterr().err
+    assert call(["run", "vllm", "--export-trace", "run.txt"]) == 2
+    assert "let the name end in .csv" in capsys.readouterr().err
+    assert call(["run", "vllm", "--engine", "pyserq", "--export-trace", str(out)]) == 2
+    assert "leave out --engine pyserq" in capsys.readouterr().err
+
+
 def test_rejected_requests_are_named_in_an_export():
     run = served(sq.workloads.from_trace([Request(0.0, 10, 2), Request(0.0, 10_000, 2)]), num_gpu_blocks=40,
                  max_model_len=5000)  # fmt: skip
