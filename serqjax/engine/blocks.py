@@ -22,6 +22,7 @@ from .access import FAR, SLOT_BITS, load, load_at, pack, store_at, unpack_slot
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import Lane
+from .sorting import order_of
 
 EPS = 1e-9
 _SEGMENT, _RECORDED, _OWN = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -394,7 +395,7 @@ def fingerprint(w: Lane, mix: Callable[[Array], Array], live: Array) -> Array:
     total = jnp.uint64(0)
     for k, pool in enumerate(w.plan.by_content):
         free = exists(w, pool) & (w.block_free[k] < FAR)
-        order = jnp.argsort(jnp.where(free, w.block_free[k], FAR))
+        order = order_of(jnp.where(free, w.block_free[k], FAR))
         content = jnp.where(free, w.block_content[k], 0)[order].astype(jnp.uint64)
         places = jnp.arange(order.shape[0]).astype(jnp.uint64) * jnp.uint64(0xD1B54A32D192ED03)
         total = total + jnp.sum(jnp.where(content != 0, mix(content + places + jnp.uint64(3000 + k)), jnp.uint64(0)))
