@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 from . import costs as costs
 from . import deployments as deployments
 from . import ir as ir
+from . import synthetic as synthetic
 from . import traces as traces
 from . import workloads as workloads
 from .api import check as check

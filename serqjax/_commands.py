@@ -42,7 +42,8 @@ Workload = Annotated[
 ]
 Trace = Annotated[
     str | None,
-    Parameter(help="Arrivals from a file (Azure 2023 CSV, serQ CSV): warm-up 0, every row, ends when drained."),
+    Parameter(help="Arrivals from a file (Azure, Mooncake, BurstGPT, benchmark results, serQ, ...; docs/traces.md): "
+                   "warm-up 0, every row, ends when drained. Faster: --set rate_scale=2."),
 ]
 Flag = Parameter(negative="", show_default=False)
 
@@ -81,6 +82,7 @@ def run(
     json: Annotated[bool, Flag, Parameter(help="Print the whole report as JSON.")] = False,
     samples: Annotated[Path | None, Parameter(help="Write every observation to this Parquet file.")] = None,
     plot: Annotated[Path | None, Parameter(help="Write the latency distributions to this picture.")] = None,
+    export_trace: Annotated[Path | None, Parameter(help="Write the requests of the run as a trace (CSV).")] = None,
 ) -> int:
     """Run a program, one seed or many, and print its report."""
     import serqjax as sq
@@ -89,6 +91,9 @@ def run(
         raise Usage("--seed and --seeds exclude each other: --seeds A:B runs A to B-1")
     file_name("--samples", samples, (".parquet",))
     file_name("--plot", plot, (".png", ".pdf", ".svg"))
+    file_name("--export-trace", export_trace, (".csv",))
+    if export_trace is not None and seeds is not None:
+        raise Usage("--export-trace writes one run: give --seed, not --seeds")
     options = {
         "seed": whole("--seed", seed, least=0),
         "seeds": None if seeds is None else seed_range(seeds),
@@ -104,6 +109,8 @@ def run(
             )
         if plot is not None:
             raise Usage("--plot draws requests, which pyserq does not report: leave out --engine pyserq")
+        if export_trace is not None:
+            raise Usage("--export-trace needs requests, which pyserq does not report: leave out --engine pyserq")
         if trace is not None:
             raise Usage("--trace is the array engine's: leave out --engine pyserq")
         result = sq.run_reference(program, workload=workload, settings=settings_of(set_), **options)
@@ -116,7 +123,12 @@ def run(
             )
         except sq.VerdictError as error:  # the report of a failed run is printed all the same
             result = error.result
-    return show(result, as_json=json, allow_stuck=allow_stuck, samples=samples, plot=plot)
+    code = show(result, as_json=json, allow_stuck=allow_stuck, samples=samples, plot=plot)
+    if export_trace is not None and isinstance(result, sq.Run):
+        exported = result.to_trace()
+        sq.traces.write(exported, export_trace)
+        note(f"trace written to {export_trace}: {exported}")
+    return code
 
 
 @app.command
@@ -190,14 +202,13 @@ def settings_of(words: Sequence[str] | None) -> dict[str, str]:
 
 
 def recorded(trace: str | None) -> sq.traces.TraceFile | None:
-    """The trace file, read; rows that it leaves out are said on stderr."""
+    """The trace file, read; what was understood and what it leaves out is said on stderr."""
     if trace is None:
         return None
     import serqjax as sq
 
     rows = sq.traces.read(trace)
-    for reason, count in rows.dropped.items():
-        note(f"{trace}: {count} rows left out ({reason})")
+    note(f"{trace}: {rows}")
     return rows
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .report.requests import RequestTable
     from .report.summary import Summary
     from .report.verdict import FinalVerdict
+    from .traces import TraceFile
 
 # The report is imported where it is made: reading and checking a program needs no arrays, and the
 # command line is quick to say what it can do.
@@ -115,6 +116,16 @@ class Run:
     def write_samples(self, path: str | os.PathLike[str]) -> None:
         """Write `samples` to a Parquet file."""
         _samples(self.program, [self.raw], path)
+
+    def to_trace(self) -> TraceFile:
+        """The requests of this run as a trace, for `workloads.from_trace` or `traces.write`: replayed on the same
+        deployment it gives the same counts and times.
+
+        **Raises:** `ValueError` unless all requests were served and measured from 0, by one engine, without deadlines.
+        """
+        from .report.as_trace import trace_of
+
+        return trace_of(self.program, self.raw)
 
     def summary(self) -> Summary:
         """The tables of `Runs.summary`, of this seed alone (no intervals over seeds)."""

@@ -80,7 +80,7 @@ def _ready_made(
     if rows is not None and rows.has_prefixes and "shared_prefixes" in named.names:
         settings = {"shared_prefixes": "hash_ids"} | settings
     own = {maker: _arguments(maker, settings) for maker in (work, costs.affine, deployments.owned)}
-    of_deployment = {key: _value(settings[key]) for key in named.names if key in settings}
+    of_deployment = {key: as_value(settings[key]) for key in named.names if key in settings}
     rest = {k: v for k, v in settings.items() if not any(k in taken for taken in (of_deployment, *own.values()))}
     deployment = named.make(**of_deployment, cost=costs.affine(**own[costs.affine]))
     if own[deployments.owned]:

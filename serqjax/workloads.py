@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from .builder import AbstractDeployment, AbstractWorkload, Builder, Sessions
 from .clients import Patience
@@ -39,6 +40,9 @@ from .request_classes import Classes, RequestClass, classes_of
 from .request_classes import request_class as request_class
 from .traces import Request, TraceFile
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
@@ -56,9 +60,77 @@ class Distribution:
         """The draw as text; its numbers are parameters `name.ARG` (a constant: `name`)."""
         if self.kind == "Det":
             return b.param(name, self.args[0][1], unit).name
+        if self.kind == "Table":
+            return self._table(b, name)
         pure = {"k": "", "cv2": "", "p": ""}
         names = [b.param(f"{name}.{arg}", value, pure.get(arg, unit)).name for arg, value in self.args]
         return f"~{self.kind}({', '.join(names)})"
+
+    def prepare(self, b: Builder, name: str) -> tuple[Op, ...]:
+        """What a session sets before it evaluates `text`."""
+        if self.kind != "Table":
+            return ()
+        b.attr(f"{name}.u")
+        return (b.set(f"{name}.u", "~Uniform(0, 1)"),)
+
+    def _table(self, b: Builder, name: str) -> str:
+        """The quantile function at the attribute `name.u`, linear between the points of the table."""
+        points = [value for _, value in self.args]
+        terms = [repr(float(points[0]))]
+        for low, high, a, z in zip(TABLE_AT, TABLE_AT[1:], points, points[1:]):
+            if z > a:
+                part = f"Min(Max({name}.u - {low!r}, 0), {high - low!r})"
+                terms.append(f"{part} * {(z - a) / (high - low)!r}")
+        return " + ".join(terms)
+
+    def sample(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """`n` draws on the host."""
+        import numpy as np
+
+        args = dict(self.args)
+        match self.kind:
+            case "Det":
+                return np.full(n, args["value"])
+            case "Uniform":
+                return rng.uniform(args["low"], args["high"], n)
+            case "Exp":
+                return rng.exponential(args["mean"], n)
+            case "Erlang":
+                return rng.gamma(args["k"], args["mean"] / args["k"], n)
+            case "H2":
+                # balanced means, as the language defines it
+                p = 0.5 * (1.0 + math.sqrt((args["cv2"] - 1.0) / (args["cv2"] + 1.0)))
+                means = np.where(rng.random(n) < p, args["mean"] / (2.0 * p), args["mean"] / (2.0 * (1.0 - p)))
+                return means * rng.standard_exponential(n)
+            case "Bernoulli":
+                return (rng.random(n) < args["p"]).astype(np.float64)
+            case _:
+                return np.interp(rng.random(n), TABLE_AT, [value for _, value in self.args])
+
+
+#: Probabilities of the points of a fitted distribution: finer where the tail is.
+TABLE_AT = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.999, 1.0)
+
+
+def fitted(values: Iterable[float]) -> Distribution:
+    """The distribution of recorded numbers: their quantiles at the probabilities `TABLE_AT`, linear between, from the
+    least to the greatest.
+
+    `fitted(r.input_tok for r in trace.rows)` for `input_len`, and `output_tok` for `output_len`: drawn by themselves,
+    so that what ties long prompts to long answers is lost (`synthetic.trace(lengths_of=...)` keeps it).
+
+    **Raises:** `ProgramError` without a value, or for one that is not a finite number of at least 0.
+    """
+    ordered = sorted(float(v) for v in values)
+    if not ordered:
+        raise ProgramError.at("values", "there are none to fit", "give at least one")
+    points = []
+    for p in TABLE_AT:
+        place = p * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        points.append(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+    return Distribution("Table", tuple((f"p{p:g}", value) for p, value in zip(TABLE_AT, points)))
 
 
 def constant(value: float) -> Distribution:
@@ -117,8 +189,16 @@ def _tokens(b: Builder, name: str, value: Distribution) -> str:
     return text if value.kind == "Det" else f"Max(1, Ceil({text}))"
 
 
-def _amount(b: Builder, name: str, value: Amount) -> str:
-    return _tokens(b, name, _distribution(name, value))
+def _amounts(b: Builder, classes: Classes, given: dict[str, Amount]) -> tuple[list[Op], list[str]]:
+    """What a session sets before its amounts of tokens are evaluated, and the texts of these."""
+    prepared: list[Op] = []
+
+    def text(name: str, value: Amount) -> str:
+        drawn = _distribution(name, value)
+        prepared.extend(drawn.prepare(b, name))
+        return _tokens(b, name, drawn)
+
+    return prepared, [classes.pick(name, value, text) for name, value in given.items()]
 
 
 def _priority(b: Builder, value: Amount | None, classes: Classes) -> tuple[Op, ...]:
@@ -133,6 +213,26 @@ def _priority(b: Builder, value: Amount | None, classes: Classes) -> tuple[Op, .
 def _check_priorities(value: Amount | None, classes: Classes) -> None:
     for name, given in [("priority", value), *((f"{one.name}.priority", one.priority) for one in classes.of)]:
         _distribution(name, given or 0.0, -math.inf)
+
+
+#: `shared_prefixes` of a deployment under a workload with `system_prompts`.
+SYSTEM_PROMPTS = (("system", "system_tok"),)
+
+
+def _system(b: Builder, count: int, tokens: int) -> tuple[Op, ...]:
+    """What a session sets of the prompt that it has in common with others."""
+    if not count:
+        return ()
+    for attr in SYSTEM_PROMPTS[0]:
+        b.attr(attr)
+    b.param("system_prompts", count)
+    b.param("system_prompt_len", tokens, "tokens")
+    return (b.set("system", "Floor(~Uniform(0, system_prompts))"), b.set("system_tok", "system_prompt_len"))
+
+
+def _system_arguments(count: int, tokens: int) -> None:
+    _whole("system_prompts", count, 0)
+    _whole("system_prompt_len", tokens, 1)
 
 
 def _whole(name: str, value: float | None, least: int) -> None:
@@ -190,6 +290,8 @@ class MultiTurn(AbstractWorkload):
     timeout_s: float | None = None
     retries: int = 0
     classes: Classes = Classes()
+    system_prompts: int = 0
+    system_prompt_len: int = 512
 
     @property
     def _patience(self) -> Patience:
@@ -197,6 +299,9 @@ class MultiTurn(AbstractWorkload):
 
     def __post_init__(self) -> None:
         Patience(self.timeout_s, self.retries)  # refuses what makes no sense
+        _system_arguments(self.system_prompts, self.system_prompt_len)
+        if isinstance(self.think_s, Distribution) and self.think_s.kind == "Table":
+            raise ProgramError.at("think_s", "a fitted distribution is for numbers of tokens", "use exponential(mean)")
         _positive("session_rate", self.session_rate)
         _whole("turns", self.turns, 1)
         _whole("context_limit", self.context_limit, 1)
@@ -222,10 +327,13 @@ class MultiTurn(AbstractWorkload):
         b.attr("out", hidden=True)
         b.attr("context")
         b.param("session_rate", self.session_rate, "sessions/s")
-        init = (*self.classes.draw(b), *_priority(b, self.priority, self.classes))
-        first, new, out = (self.classes.pick(name, getattr(self, name), lambda key, value: _amount(b, key, value))
-                           for name in ("first_prompt", "new_prompt", "output_len"))
-        turn = [b.set("new", f"({first}) if context == 0 else ({new})"), b.set("out", out)]
+        drawn, priority = self.classes.draw(b), _priority(b, self.priority, self.classes)
+        init = (*drawn, *priority, *_system(b, self.system_prompts, self.system_prompt_len))
+        names = ("first_prompt", "new_prompt", "output_len")
+        prepared, (first, new, out) = _amounts(b, self.classes, {name: getattr(self, name) for name in names})
+        if self.system_prompts:
+            first = f"system_tok + ({first})"
+        turn = [*prepared, b.set("new", f"({first}) if context == 0 else ({new})"), b.set("out", out)]
         if self.turns is None:
             b.attr("again")
             b.param("continue_probability", self.continue_probability)
@@ -239,9 +347,11 @@ class MultiTurn(AbstractWorkload):
             b.param("context_limit", self.context_limit, "tokens")
             more += " and context + new + out < context_limit"
         turn.append(b.set("again", more))
-        think = _distribution("think_s", self.think_s).text(b, "think_s", "s")
+        thinks = _distribution("think_s", self.think_s)
+        turn += thinks.prepare(b, "think_s")
+        think = thinks.text(b, "think_s", "s")
         start = conversation(b, deployment, "again", think, patience=self._patience,
-                             said=self.classes.say(b, priority=len(init) > len(self.classes.draw(b))))
+                             said=self.classes.say(b, priority=bool(priority)))
         horizon_s, warmup_s = self.horizon_s, self.warmup_s
         if horizon_s is None and self.num_sessions is None:
             horizon_s = 3000.0
@@ -258,7 +368,8 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
              think_s: Amount = Distribution("Exp", (("mean", 3.0),)), context_limit: int | None = None,
              num_sessions: int | None = None, horizon_s: float | None = None,
              warmup_s: float | None = None, priority: Amount | None = None, timeout_s: float | None = None,
-             retries: int = 0, classes: Iterable[RequestClass] = ()) -> MultiTurn:
+             retries: int = 0, classes: Iterable[RequestClass] = (), system_prompts: int = 0,
+             system_prompt_len: int = 512) -> MultiTurn:
     """Conversations: each turn sends everything said so far and a new prompt, then thinks.
 
     **Arguments:**
@@ -276,12 +387,13 @@ def sessions(*, session_rate: float = 0.05, turns: int | None = None, continue_p
     - `classes`: `[request_class("chat", share=3, priority=0), request_class("batch", share=1, priority=1,
       output_len=1000)]`: of sessions, what differs between them, and in which proportion they come. The requests
       table has the class and the priority of each request.
+    - `system_prompts`, `system_prompt_len`: as in `requests`; one for each session, before its first prompt.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return MultiTurn(session_rate, turns, continue_probability, first_prompt, new_prompt, output_len, think_s,
                      context_limit, num_sessions, horizon_s, warmup_s, priority, timeout_s, retries,
-                     classes_of(classes))
+                     classes_of(classes), system_prompts, system_prompt_len)
 
 
 # ---------------------------------------------------------------- single requests
@@ -303,6 +415,9 @@ class Requests(AbstractWorkload):
     timeout_s: float | None = None
     retries: int = 0
     classes: Classes = Classes()
+    gap_law: str = "gamma"
+    system_prompts: int = 0
+    system_prompt_len: int = 512
 
     @property
     def _patience(self) -> Patience:
@@ -322,10 +437,14 @@ class Requests(AbstractWorkload):
             if not isinstance(self.burstiness, (int, float)) or not math.isfinite(self.burstiness) \
                     or self.burstiness <= 0:
                 raise ProgramError.at("burstiness", f"{self.burstiness!r} is not allowed", "give a number above 0")
-            if self.burstiness != int(self.burstiness):
+            if self.gap_law == "gamma" and self.burstiness != int(self.burstiness):
                 raise ProgramError.at(
                     "burstiness", f"{self.burstiness!r} needs gamma distributed gaps of a fractional shape, which the "
-                    "language has not", "use a whole number (1: Poisson; k: the sum of k exponentials)")
+                    "language has not", "use a whole number (1: Poisson; k: the sum of k exponentials), "
+                    "gap_law='weibull', or draw a trace with `synthetic.gamma`")
+        if self.gap_law not in ("gamma", "weibull"):
+            raise ProgramError.at("gap_law", f"{self.gap_law!r} is not known", "use gamma or weibull")
+        _system_arguments(self.system_prompts, self.system_prompt_len)
         if self.num_prompts is None and self.request_rate == math.inf and self.max_concurrency is None:
             raise ProgramError.at("num_prompts", "without it, `request_rate` inf sends requests without end",
                                   "give num_prompts, request_rate or max_concurrency")
@@ -333,12 +452,16 @@ class Requests(AbstractWorkload):
     def declare(self, b: Builder, deployment: AbstractDeployment) -> Sessions:
         b.attr("prompt")
         b.attr("out", hidden=True)
-        init = (*self.classes.draw(b), *_priority(b, self.priority, self.classes))
-        said = self.classes.say(b, priority=len(init) > len(self.classes.draw(b)))
-        turn = tuple(
-            b.set(attr, self.classes.pick(name, getattr(self, name), lambda key, value: _amount(b, key, value)))
-            for attr, name in (("prompt", "input_len"), ("out", "output_len"))
-        )
+        drawn = self.classes.draw(b)
+        priority = _priority(b, self.priority, self.classes)
+        init = (*drawn, *priority)
+        said = self.classes.say(b, priority=bool(priority))
+        amounts = {"input_len": self.input_len, "output_len": self.output_len}
+        prepared, (prompt, out) = _amounts(b, self.classes, amounts)
+        if self.system_prompts:
+            prompt = f"system_tok + ({prompt})"
+        turn = (*_system(b, self.system_prompts, self.system_prompt_len), *prepared, b.set("prompt", prompt),
+                b.set("out", out))
         count, closed = self.num_prompts, False
         if self.request_rate == math.inf:
             # without an end, each of the clients sends its next request when the last is answered
@@ -352,6 +475,10 @@ class Requests(AbstractWorkload):
             rate = b.param("request_rate", self.request_rate, "requests/s")
             if self.burstiness == 1.0:
                 arrival = Poisson(rate)
+            elif self.gap_law == "weibull":
+                # the inverse of the distribution; the mean of E^(1/k) is Gamma(1 + 1/k), which the shape decides
+                shape, mean = float(self.burstiness), math.gamma(1.0 + 1.0 / self.burstiness)
+                arrival = Renewal(b(f"Exp(Ln(~Exp(1)) / {shape!r}) / ({mean!r} * request_rate)"))
             else:
                 b.param("burstiness", self.burstiness)
                 arrival = Renewal(b("~Erlang(burstiness, 1 / request_rate)"))
@@ -381,12 +508,15 @@ class Requests(AbstractWorkload):
 def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_concurrency: int | None = None,
              num_prompts: int | None = 1000, input_len: Amount = 1024, output_len: Amount = 128,
              horizon_s: float | None = None, warmup_s: float = 0.0, priority: Amount | None = None,
-             timeout_s: float | None = None, retries: int = 0, classes: Iterable[RequestClass] = ()) -> Requests:
+             timeout_s: float | None = None, retries: int = 0, classes: Iterable[RequestClass] = (),
+             gap_law: Literal["gamma", "weibull"] = "gamma", system_prompts: int = 0,
+             system_prompt_len: int = 512) -> Requests:
     """Single requests, with the names and defaults of `vllm bench serve` (random dataset).
 
     **Arguments:**
     - `request_rate`: requests per second; inf: all at time 0.
-    - `burstiness`: shape of the gamma distributed gaps; 1: Poisson, whole numbers k: Erlang; others are refused.
+    - `burstiness`: shape of the gaps; 1: Poisson. `gap_law`: `gamma` (a whole number k: Erlang; others are refused, see
+      `synthetic.gamma`) or `weibull` (any shape above 0).
     - `max_concurrency`: requests in the system at most; those beyond wait at the client, and their latency
       starts when they are sent.
     - `num_prompts`: requests in all; None: without end (give `horizon_s`).
@@ -399,11 +529,13 @@ def requests(*, request_rate: float = math.inf, burstiness: float = 1.0, max_con
     - `classes`: `[request_class("chat", share=3, priority=0), request_class("batch", share=1, priority=1,
       output_len=1000)]`: what differs between them, and in which proportion they come. The requests table has the
       class and the priority of each request.
+    - `system_prompts`: each request begins with one of so many prompts of `system_prompt_len` tokens, drawn evenly;
+      `input_len` comes after it. Deployments with `shared_prefixes=SYSTEM_PROMPTS` find each other's blocks of them.
 
     **Raises:** `ProgramError` that names the argument.
     """
     return Requests(request_rate, burstiness, max_concurrency, num_prompts, input_len, output_len, horizon_s, warmup_s,
-                    priority, timeout_s, retries, classes_of(classes))
+                    priority, timeout_s, retries, classes_of(classes), gap_law, system_prompts, system_prompt_len)
 
 
 # ---------------------------------------------------------------- recorded requests

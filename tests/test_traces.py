@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import shared_dir
 
+import oracle
+import serqjax as sq
 from serqjax import ProgramError, traces
 from serqjax.traces import Request, SessionTurn
 
@@ -206,6 +209,7 @@ FINE = mooncake(0, 5, [1])
     ("{", "not JSON"),
     ("[3", "not JSON"),
     ("{\n1}", "not JSON"),
+    ("at_s,input_tok,output_tok,hash_ids\n0,5,1,0\n0,5,1,x\n", "row 2: hash_ids has 'x', which is no whole number"),
     ("session,turn,at_s,new_tok,output_tok,think_s\n0,1,5,3,2,0\n1,1,4,3,2,0\n", "row 2: at_s 4 is before the session"),
     ("session,turn,at_s,new_tok,output_tok,think_s\n0,1,5,0,2,0\n", "row 1: a turn has output tokens"),
     ("session,turn,at_s,new_tok,output_tok,think_s\n0,1,inf,4,2,0\n", "row 1: at_s is inf"),
@@ -245,3 +249,107 @@ def test_the_recorded_traces_are_read_whole():
     assert len({r.at_s for r in trace.rows}) == 1180
     engine = traces.read(data / "vllm_rtxpro6000_llama31_8b_requests.jsonl")
     assert (engine.kind, len(engine.rows)) == ("llmservingsim", 300) and engine.rows[0] == Request(0.0, 2358, 531)
+
+
+# ---------------------------------------------------------------- a run as a trace
+
+
+def served(workload: Any, **engine: Any) -> sq.Run:
+    """A run of the sequential interpreter (nothing to compile)."""
+    program = sq.program(sq.deployments.vllm(**engine), workload, seed=3)
+    return sq.Run(program, oracle.simulate(program))
+
+
+def equal_requests(a: sq.Run, b: sq.Run) -> bool:
+    return all(np.array_equal(a.requests[name], b.requests[name], equal_nan=True) for name in a.requests.columns
+               if name not in ("session", "seed", "turn"))  # fmt: skip
+
+
+RUNS = {
+    "requests": (sq.workloads.requests(request_rate=20, num_prompts=40, input_len=sq.workloads.exponential(300),
+                                       output_len=sq.workloads.exponential(20)), {}),
+    "little memory, preemptions": (
+        sq.workloads.requests(request_rate=60, num_prompts=40, input_len=sq.workloads.uniform(20, 200),
+                              output_len=sq.workloads.uniform(1, 60)), {"num_gpu_blocks": 40}),
+    "a limit of clients and of lengths": (
+        sq.workloads.requests(num_prompts=30, max_concurrency=4, input_len=200, output_len=90), {"max_model_len": 250}),
+    "sessions": (sq.workloads.sessions(session_rate=2, num_sessions=12, continue_probability=0.7,
+                                       first_prompt=sq.workloads.uniform(50, 400)), {}),
+    "a trace with prefixes and priorities": (
+        sq.workloads.from_trace(traces.TraceFile(
+            "t", "mooncake", columns={"priority": tuple(i % 3 for i in range(20))},
+            rows=tuple(Request(0.0004 * i, 900 + i, 5 + i, (0, 1 + i % 2)) for i in range(20)))),
+        {"shared_prefixes": "hash_ids", "scheduling_policy": "priority", "max_num_seqs": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_exported_run_replays_to_the_same_counts_and_times(tmp_path, name):
+    workload, engine = RUNS[name]
+    first = served(workload, **engine)
+    traces.write(first.to_trace(), tmp_path / "run.csv")
+    trace = traces.read(tmp_path / "run.csv")
+    again = served(sq.workloads.from_trace(trace), **engine)
+    assert again.request_counts == first.request_counts and first.request_counts["finished"] >= 12
+    assert equal_requests(first, again)
+    assert again.to_trace().rows == trace.rows and again.to_trace().sessions == trace.sessions
+
+
+def test_a_trace_replaces_the_arrivals_of_a_program_from_a_file(tmp_path):
+    path = tmp_path / "program.json"
+    path.write_text(sq.to_json(sq.program(sq.deployments.vllm(), sq.workloads.from_trace(
+        traces.TraceFile("t", "serq", sessions=((SessionTurn(5, 1, 0.0),),))))))
+    text = "session,turn,at_s,new_tok,output_tok,think_s\n3,1,0.5,10,2,1.5\n3,2,4,5,1,0\n4,1,0.75,7,1,0\n"
+    program = sq.read(path, trace=written(tmp_path, text))
+    assert isinstance(program.arrival, sq.ir.Listed)
+    assert program.arrival.at == (0.5, 0.75) and program.arrival.turns[0][1] == (5.0, 1.0, 0.0, 0.0)
+    assert oracle.simulate(program).request_sent[:2].tolist() == [500_000_000, 750_000_000]
+
+
+def test_the_command_scales_and_exports(tmp_path, capsys, monkeypatch):
+    """With the sequential interpreter in the place of the array engine: nothing to compile."""
+    from serqjax import api
+    from serqjax._cli import call
+
+    monkeypatch.setattr(api, "_simulate", lambda prog, seeds, **options: [oracle.simulate(prog, seed=s) for s in seeds])
+    path = written(tmp_path, "at_s,input_tok,output_tok\n0,20,3\n0.0004,5,0\n0.0008,30,2\n", "in.csv")
+    out = tmp_path / "out.csv"
+    words = ["run", "vllm", "--trace", str(path), "--set", "rate_scale=2", "--json", "--export-trace", str(out)]
+    assert call(words) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["requests"] == {"in": 2, "finished": 2, "running": 0, "queued": 0, "rejected": 0}
+    assert "serqjax_requests: 2 requests" in said.err and "left out: 1 zero_output" in said.err
+    assert [(r.at_s, r.input_tok, r.output_tok) for r in traces.read(out).rows] == [(0.0, 20, 3), (0.0004, 30, 2)]
+    assert call(["run", "vllm", "--seeds", "0:2", "--export-trace", str(out)]) == 2
+    assert "--export-trace writes one run" in capsys.readouterr().err
+    assert call(["run", "vllm", "--export-trace", "run.txt"]) == 2
+    assert "let the name end in .csv" in capsys.readouterr().err
+    assert call(["run", "vllm", "--engine", "pyserq", "--export-trace", str(out)]) == 2
+    assert "leave out --engine pyserq" in capsys.readouterr().err
+
+
+def test_rejected_requests_are_named_in_an_export():
+    run = served(sq.workloads.from_trace([Request(0.0, 10, 2), Request(0.0, 10_000, 2)]), num_gpu_blocks=40,
+                 max_model_len=5000)  # fmt: skip
+    assert run.to_trace().dropped == {"rejected": 1} and len(run.to_trace().rows) == 1
+
+
+def test_files_can_be_written_in_one_format(tmp_path):
+    for name in ("mooncake", "vidur"):
+        trace = traces.read(written(tmp_path, TIMED[name][0]))
+        traces.write(trace, tmp_path / "same.csv")
+        assert traces.read(tmp_path / "same.csv").rows == trace.rows
+    trace = traces.read(written(tmp_path, LENGTHS["conversations"][0]))
+    traces.write(trace, tmp_path / "same.csv")
+    assert traces.read(tmp_path / "same.csv").sessions == trace.sessions
+
+
+@pytest.mark.parametrize(("workload", "message"), [
+    (sq.workloads.requests(request_rate=5, num_prompts=None, horizon_s=2), "requests had not finished"),
+    (sq.workloads.requests(request_rate=9, num_prompts=9, warmup_s=0.1), "run with warm-up 0"),
+    (sq.workloads.requests(num_prompts=3, timeout_s=50), "has a deadline: requests that are withdrawn"),
+    (sq.workloads.requests(num_prompts=3, priority=sq.workloads.uniform(0, 2)), "priorities that a workload draws"),
+])  # fmt: skip
+def test_runs_that_are_no_trace(workload, message):
+    with pytest.raises(ValueError, match=message):
+        served(workload).to_trace()

@@ -62,7 +62,7 @@ _PARTS = (*(f"{part}.{name}" for part in ("prefill", "decode") for name in (*_VL
 
 #: Deployments by the name that the command line knows.
 BY_NAME = {
-    "vllm": Named(_VLLM, vllm),
-    "replicas": Named((*_FLEET, *_VLLM), _replicas),
+    "vllm": Named((*_VLLM, "shared_prefixes"), vllm),
+    "replicas": Named((*_FLEET, *_VLLM, "shared_prefixes"), _replicas),
     "disaggregated": Named((*_VLLM, *_PARTS, "lease_s", "first_token"), _disaggregated),
 }

@@ -5,6 +5,9 @@ residents are served in the order of their admission, all wants but the last fit
 pool has room for all growth, the visits change nothing: every resident gets what it wants, the last one what is
 left. Newcomers are asked for afterwards, as always.
 
+Where blocks are shared by content, filling a block is an event too. There the decodes that come before the first
+resident that fills a block, grows or prefills get their tokens at once, and that one is visited.
+
 **Source:** `design.md`, section 4 (the closed planner); `spec/semantics.md`, section 8.
 """
 
@@ -15,7 +18,9 @@ from jaxtyping import Array
 
 from .access import FAR, pack, unpack_slot
 from .admission import EPS, take_entries
+from .blocks import block_size
 from .lane import Lane
+from .plan import Plan
 from .views import cap, round_up, wanted
 
 
@@ -87,3 +92,41 @@ def _give_all(w: Lane, stage: int, on: Array) -> None:
     w.give_key = jnp.where(mine, w.adm - earliest, w.give_key)
     w.considered = jnp.where(mine, w.plan_seq, w.considered)
     w.pick(ok, left=w.left - jnp.sum(given), listed=w.adm[last] - earliest + 1)
+
+
+def has_quiet(plan: Plan) -> bool:
+    """Whether residents that change nothing but the budget are given to together: of stages that go by the order of
+    admission, in programs with blocks that are shared by content (others have `give_all`)."""
+    if not plan.by_content or plan.bodies or plan.granular or plan.prefills_alone:
+        return False
+    return not any(plan.stages[stage].kind.serve.keys for stage in plan.step_stages)
+
+
+def give_quiet(w: Lane, on: Array) -> None:
+    """Give a token to the decodes, among the residents that the plan has not come to, before the first one that fills
+    a block, grows or prefills (on the rows of residents)."""
+    plan, pools = w.plan, len(w.plan.skeleton.pools)
+    here = (w.stage == w.cursor) & (w.considered != w.plan_seq) & on
+    want = wanted(w.work, w.mode, w.chunk)
+    noisy = (w.mode == 0) | (want != jnp.floor(want)) | (want <= 0)
+    column = jnp.maximum(w.column, 0)[None, :]
+    after = jnp.take_along_axis(w.pos, column, axis=0)[0] + want
+    if w.has("grow"):
+        room = jnp.take_along_axis(w.alloc, column, axis=0)[0]
+        noisy = noisy | ((w.column >= 0) & ((after - room > EPS) | (w.waits >= 0)))
+    for k, pool in enumerate(plan.by_content):
+        if plan.skeleton.pools[pool].found == "scheduled":
+            fills = jnp.floor(after / block_size(w, pool)) > w.held_named[k]
+            noisy = noisy | ((w.column >= 0) & (w.column % pools == pool) & w.held_chain[k] & fills)
+    order = pack(w.adm, jnp.arange(w.adm.shape[0]))
+    mine = here & (order < jnp.min(jnp.where(here & noisy, order, FAR)))
+    total = jnp.sum(jnp.where(mine, want, 0.0))
+    mine = mine & (total <= w.left)
+    (mine,) = w.fence(mine)
+    some = jnp.any(mine)
+    earliest = jnp.min(jnp.where(mine, w.adm, FAR))
+    latest = jnp.max(jnp.where(mine, w.adm, -1))
+    w.given = jnp.where(mine, want, w.given)
+    w.give_key = jnp.where(mine, w.listed + w.adm - earliest, w.give_key)
+    w.considered = jnp.where(mine, w.plan_seq, w.considered)
+    w.pick(some, left=w.left - total, listed=w.listed + latest - earliest + 1)

@@ -1,8 +1,9 @@
 """Pools whose blocks are shared by content: finding, taking, naming and giving back physical blocks.
 
 Every such pool has a table of its blocks (content, holds, place in the free queue) and, for each hold, the list of
-the blocks it has: a row that a session takes at its admission, since few of many live sessions hold. A content is a 64-bit number made of everything up to the end of the block (vLLM's hashes are made
-so too). A look-up compares all blocks with what the session's chain says for their places at once.
+the blocks it has: a row that a session takes at its admission, since few of many live sessions hold. A content is a
+64-bit number made of everything up to the end of the block (vLLM's hashes are made so too). A look-up compares all
+blocks with what the session's chain says for their places at once.
 
 **Source:** oracle: `oracle/blocks.py`.
 """
@@ -21,6 +22,7 @@ from .access import FAR, SLOT_BITS, load, load_at, pack, store_at, unpack_slot
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import Lane
+from .sorting import order_of
 
 EPS = 1e-9
 _SEGMENT, _RECORDED, _OWN = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -393,7 +395,7 @@ def fingerprint(w: Lane, mix: Callable[[Array], Array], live: Array) -> Array:
     total = jnp.uint64(0)
     for k, pool in enumerate(w.plan.by_content):
         free = exists(w, pool) & (w.block_free[k] < FAR)
-        order = jnp.argsort(jnp.where(free, w.block_free[k], FAR))
+        order = order_of(jnp.where(free, w.block_free[k], FAR))
         content = jnp.where(free, w.block_content[k], 0)[order].astype(jnp.uint64)
         places = jnp.arange(order.shape[0]).astype(jnp.uint64) * jnp.uint64(0xD1B54A32D192ED03)
         total = total + jnp.sum(jnp.where(content != 0, mix(content + places + jnp.uint64(3000 + k)), jnp.uint64(0)))

@@ -22,6 +22,7 @@ from . import blocks
 from .access import FAR
 from .lane import Lane
 from .plan import Plan
+from .sorting import order_of
 
 REMEMBERED = 16
 
@@ -67,8 +68,8 @@ def _bits(x: Array) -> Array:
 def _places(sequence: Array, mask: Array) -> Array:
     """Place of each row in the order of its sequence number, -1 outside the mask."""
     if mask.shape[0] > 256:  # each with each would be slow
-        ordered = jnp.sort(jnp.where(mask, sequence, FAR))
-        place = jnp.searchsorted(ordered, sequence)
+        order = order_of(jnp.where(mask, sequence, FAR))
+        place = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
     else:
         place = jnp.sum(mask[None, :] & (sequence[None, :] < sequence[:, None]), axis=1)
     return jnp.where(mask, place, -1)

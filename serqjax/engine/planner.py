@@ -18,7 +18,7 @@ from ..tape.rounding import product, quotient
 from . import livelock, measures
 from .access import FAR, SLOT_BITS, load, load_at, pack
 from .admission import EPS
-from .at_once import give_all
+from .at_once import give_all, give_quiet, has_quiet
 from .clock import append_in_order, next_event
 from .cost import cost
 from .expr import Env, Value, evaluate, select
@@ -98,6 +98,9 @@ def give_next(w: Lane) -> Array:
         if len(w.plan.bodies) == len(w.plan.step_stages):
             return jnp.bool_(False)
         on = on & ~of_planned(w, tuple(w.plan.bodies))
+    if has_quiet(w.plan):
+        quiet = on & ~w.stopped & (w.left > 0)
+        w.only(quiet, lambda w: w.residents(lambda w: give_quiet(w, quiet)))
     closing = w.stopped | (w.left <= 0)
     on, closing, remain = w.fence(on, closing, w.residents(lambda w: jnp.sum(unconsidered(w) & on)))
     gives = on & (remain > 0) & ~closing

@@ -23,6 +23,7 @@ from .rows import SessionTurn as SessionTurn
 from .rows import TraceFile as TraceFile
 from .rows import nanoseconds as nanoseconds
 from .tables import read_csv
+from .tables import write as write
 
 _HINT = "give a CSV, JSON or JSONL file in UTF-8"
 

@@ -244,7 +244,8 @@ def read_table(path: str, table: Table, rows: Iterator[Row], columns: tuple[str,
         if reason is not None:
             dropped[reason] = dropped.get(reason, 0) + 1
             continue
-        ids = _intern(row, table.ids, input_tok, interned) if table.ids is not None else ()
+        named = table.ids is not None and (columns is None or table.ids in columns)
+        ids = _intern(row, str(table.ids), input_tok, interned) if named else ()
         found.append((time, Request(0.0, input_tok, output_tok, ids), tuple(row.fields.get(name) for name in keep)))
     if not found:
         raise nothing(path, dropped)

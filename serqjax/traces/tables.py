@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import ProgramError
 from .rows import Clock, Row, SessionTurn, Table, TraceFile, nothing, read_table
@@ -42,7 +43,8 @@ TABLES: tuple[tuple[tuple[str, ...], Table], ...] = (
      Table("splitwise", Clock("arrival_timestamp"), "prompt_size", "token_size",
            ("request_type", "application_id"), check=_one_prompt)),
     (("at_s", "input_tok", "output_tok"),
-     Table("serqjax_requests", Clock("at_s", from_first=False), "input_tok", "output_tok", ("priority", "tenant"))),
+     Table("serqjax_requests", Clock("at_s", from_first=False), "input_tok", "output_tok", ("priority", "tenant"),
+           ids="hash_ids")),
 )  # fmt: skip
 
 #: Formats that are known and not read, by a column that tells them.
@@ -95,7 +97,11 @@ def _rows(path: str, columns: tuple[str, ...], lines: Lines, optional: int = 0) 
             raise ProgramError.at(f"{path}:{line_number}",
                                   f"row {number}: {len(fields)} fields instead of {len(columns)}",
                                   f"columns: {','.join(columns)}")
-        yield Row(f"{path}:{line_number}", number, dict(zip(columns, map(str.strip, fields))))
+        row: dict[str, object] = dict(zip(columns, map(str.strip, fields)))
+        if "hash_ids" in row:  # with blanks between
+            words = str(row["hash_ids"]).split()
+            row["hash_ids"] = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in words]
+        yield Row(f"{path}:{line_number}", number, row)
 
 
 def _fields(lines: Lines) -> Iterator[tuple[int, list[str]]]:
@@ -166,8 +172,32 @@ def _sessions(path: str, columns: tuple[str, ...], lines: Lines) -> TraceFile:
     return TraceFile(path, "serqjax_sessions", sessions=tuple(map(tuple, sessions)), starts_s=tuple(starts))
 
 
-def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Lines of a CSV file; numbers keep all their digits."""
-    yield ",".join(columns) + "\n"
-    for row in rows:
-        yield ",".join("" if v is None else repr(v) if isinstance(v, float) else str(v) for v in row) + "\n"
+def write(trace: TraceFile, path: str | os.PathLike[str]) -> None:
+    """Write a trace as CSV that `read` reads back: requests with all the digits of their times (`at_s`), `hash_ids`
+    and the columns `priority` and `tenant` if there are any; sessions with the times of their first turns, or in serQ's
+    columns if they have none."""
+    columns: list[str]
+    rows: Iterable[Sequence[object]]
+    if trace.rows:
+        columns = ["at_s", "input_tok", "output_tok"]
+        parts: list[Iterable[object]] = [[getattr(row, name) for row in trace.rows] for name in columns]
+        if trace.has_prefixes:
+            columns.append("hash_ids")
+            parts.append([" ".join(map(str, row.hash_ids)) for row in trace.rows])
+        for name in ("priority", "tenant"):
+            if name in trace.columns:
+                columns.append(name)
+                parts.append(trace.columns[name])
+        rows = zip(*parts)
+    elif trace.starts_s:
+        columns = list(SESSIONS)
+        rows = ((n, k, start, t.new_tok, t.output_tok, t.think_s)
+                for n, (start, turns) in enumerate(zip(trace.starts_s, trace.sessions)) for k, t in enumerate(turns, 1))
+    else:
+        columns = [*SERQ, "forced"]
+        rows = ((n, k, t.new_tok, t.output_tok, t.think_s, t.forced)
+                for n, turns in enumerate(trace.sessions) for k, t in enumerate(turns, 1))
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.write(",".join(columns) + "\n")
+        for row in rows:
+            file.write(",".join("" if v is None else repr(v) if isinstance(v, float) else str(v) for v in row) + "\n")

@@ -1,0 +1,20 @@
+"""Sorting inside the loop, against numpy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from serqjax.engine.access import FAR
+from serqjax.engine.sorting import order_of
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 100, 256])
+def test_order_is_that_of_a_stable_sort(n):
+    rng = np.random.default_rng(n)
+    for keys in (rng.integers(-5, 5, n), rng.integers(0, FAR, n), np.full(n, FAR), np.arange(n)[::-1] - 3):
+        keys = np.asarray(keys, np.int64)
+        order = jax.jit(order_of)(jnp.asarray(keys))
+        assert np.asarray(order).tolist() == np.argsort(keys, kind="stable").tolist()
