@@ -233,6 +233,34 @@ def test_what_is_kept_of_a_run_is_the_callers_choice():
     assert seen == [(i, raw.arrivals) for i, raw in enumerate(whole)]
 
 
+def test_programs_that_differ_in_numbers_share_their_session_data():
+    from serqjax.engine.tables import recordings, session_data
+
+    rows = tuple(sq.traces.Request(float(i), 8, 4) for i in range(5))
+    prog = sq.program(sq.deployments.vllm(max_num_seqs=4), sq.workloads.from_trace(rows))
+    variants = OfProgram.of(prog)
+    many = [variants.program({"max_num_seqs": n}) for n in range(1, 9)]
+    other = sq.program(sq.deployments.vllm(max_num_seqs=4), sq.workloads.from_trace(rows[:3]))
+    shared, which = recordings([*many, other, prog])
+    assert len(shared) == 2 and which == [0] * 8 + [1, 0]
+    assert session_data(shared).turns.shape[0] == 2 and session_data(recordings(many)[0]).at.shape == (1, 8)
+
+
+def test_the_cores_of_a_process_can_be_limited(monkeypatch):
+    from serqjax.engine import host
+
+    monkeypatch.setenv("SERQJAX_CORES", "3")
+    assert host.cores() == 3
+    monkeypatch.setenv("SERQJAX_CORES", "all")
+    with pytest.raises(ValueError, match="SERQJAX_CORES=all: a whole number of at least 1"):
+        host.cores()
+
+
+def test_a_long_grid_is_cut_on_the_terminal(oracle_grid):
+    text = str(sq.grid(queue(), vary={"rate": [0.1 + 0.01 * k for k in range(45)]}, horizon_s=20.0, warmup_s=0.0))
+    assert "45 points, 45 runs" in text and "(5 more points are in the table)" in text
+
+
 def test_points_of_other_structure_stand_in_one_table(oracle_grid):
     engine = sq.deployments.vllm(max_num_seqs=4, num_gpu_blocks=200)
     load = sq.workloads.requests(request_rate=2.0, num_prompts=6, input_len=64, output_len=8)

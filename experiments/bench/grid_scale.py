@@ -3,12 +3,15 @@
     python experiments/bench/grid_scale.py [--out FILE.json] [--part NAME]...
 
 - `scale`: 1,000 points of a vLLM engine (20 rates, 50 values of max_num_seqs) x 8 seeds by the command line, in a
-  process of its own: seconds, peak memory as it prints it, loops compiled with a cold cache; the same with 100 points.
+  process of its own: seconds, peak memory as it prints it, loops compiled with a cold cache; before it, the same with
+  100 points, whose peak is that of compiling.
+- `memory`: an M/M/1 at 500 and at 2,000 points x 8 seeds, compiled before: the peak memory of each process.
 - `killed`: the grid of 1,000 points killed with SIGKILL at five random moments and started again: all files
   byte for byte as those of the grid that was left alone.
 - `single`: rows of 20 random points and seeds against single runs, bit for bit.
 - `uneven`: an M/M/1 at 256 points in one chunk; all long, and with 90 % of them ten times shorter, the long ones side
   by side, which is the worst order. Customers a second of wall time of the second over the first, median of three.
+  Runs last long enough that the constant cost of a point (making and checking its program) does not count.
 """
 
 from __future__ import annotations
@@ -84,6 +87,22 @@ def scale(work: Path) -> dict[str, Any]:
     return found
 
 
+def memory(work: Path) -> dict[str, Any]:
+    program = work / "queue.json"
+    program.write_text(sq.to_json(queue()))
+    found = {}
+    for points in (10, 500, 2000):  # the first one compiles
+        words = [sys.executable, "-m", "serqjax", "grid", str(program), "--vary", f"rate=0.1:0.8:{points}",
+                 "--seeds", f"0:{SEEDS}", "--horizon", "100", "--warmup", "10", "--out",
+                 str(work / f"memory{points}")]  # fmt: skip
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True,
+                              env=os.environ | {"SERQJAX_CACHE": str(work / "cache")})  # fmt: skip
+        peak = re.search(r"peak memory (\d+) MiB", done.stderr)
+        assert peak is not None, done.stderr
+        found[f"{points} points x {SEEDS} seeds, peak_memory_mib"] = int(peak.group(1))
+    return found
+
+
 def killed(work: Path) -> dict[str, Any]:
     out, draw, moments = work / "killed", random.Random(20), []
     total = len(list((work / "whole" / "chunks").iterdir()))
@@ -129,21 +148,21 @@ def uneven(work: Path) -> dict[str, Any]:
     long = [0.5 + k * 1e-6 for k in range(256)]
     mixed = [0.05 + k * 1e-6 for k in range(230)] + long[:26]  # the long ones side by side, at the end
 
-    def customers_per_s(rates: list[float]) -> float:
-        begun = time.perf_counter()
-        table = sq.grid(prog, vary={"rate": rates}, seeds=[1], horizon_s=100_000.0).to_polars()
-        return float(table["sessions_arrivals"].sum()) / (time.perf_counter() - begun)
+    def customers_per_s(rates: list[float]) -> tuple[float, float]:
+        """A second of wall time, and of processor time of all threads (which other processes do not disturb)."""
+        begun, busy = time.perf_counter(), time.process_time()
+        table = sq.grid(prog, vary={"rate": rates}, seeds=[1], horizon_s=60_000.0).to_polars()
+        count = float(table["sessions_arrivals"].sum())
+        return count / (time.perf_counter() - begun), count / (time.process_time() - busy)
 
-    customers_per_s(long[:32])  # compiles
-    ratios = []
-    for _ in range(3):
-        even = customers_per_s(long)
-        ratios.append(customers_per_s(mixed) / even)
-    return {"throughput_of_the_even_one": round(statistics.median(ratios), 3), "each": [round(r, 3) for r in ratios]}
+    customers_per_s(long[:16])  # compiles
+    pairs = [(customers_per_s(long), customers_per_s(mixed)) for _ in range(3)]
+    wall, processor = ([round(m[k] / e[k], 3) for e, m in pairs] for k in (0, 1))
+    return {"throughput_of_the_even_one": statistics.median(wall), "each": wall, "each_by_processor_time": processor}
 
 
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "scale": scale, "killed": killed, "single": single, "uneven": uneven,
+    "scale": scale, "memory": memory, "killed": killed, "single": single, "uneven": uneven,
 }  # fmt: skip
 
 
@@ -153,7 +172,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--part", action="append", choices=PARTS, help="only this (`killed`, `single` need `scale`)")
     options = parser.parse_args(words)
     work = Path(tempfile.mkdtemp(prefix="grid_scale_"))
-    found: dict[str, Any] = {"machine": machine()}
+    found: dict[str, Any] = {}
     if options.out and options.out.exists():
         found = json.loads(options.out.read_text())
     try:
@@ -162,6 +181,7 @@ def main(words: list[str] | None = None) -> int:
             print(json.dumps({name: found[name]}), flush=True)
     finally:
         shutil.rmtree(work)
+    found["machine"] = machine()
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0

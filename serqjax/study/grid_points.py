@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
 
@@ -215,6 +214,8 @@ def _word(word: str, text: str) -> Value:
 
 
 def _span(word: str, text: str) -> tuple[Value, ...]:
+    from fractions import Fraction
+
     try:
         first, last, count = text.split(":")
         low, high, n = Fraction(first), Fraction(last), int(count)

@@ -35,21 +35,23 @@ class Grid:
 
     def to_polars(self) -> polars.DataFrame:
         """One row a run: `point, seed`, the varied names, verdict, counts, latencies, reports of stages and pools."""
+        return self._lazy.collect()
+
+    @property
+    def _lazy(self) -> polars.LazyFrame:
+        """The table before it is read: a question reads the columns it needs."""
         import polars
 
         if self.table is not None:
-            return self.table
+            return self.table.lazy()
         assert self.folder is not None
-        return polars.read_parquet(self.folder / "table.parquet")
+        return polars.scan_parquet(self.folder / "table.parquet")
 
     def __len__(self) -> int:
         """Runs in the table."""
         import polars
 
-        if self.table is not None:
-            return self.table.height
-        assert self.folder is not None
-        return int(polars.scan_parquet(self.folder / "table.parquet").select(polars.len()).collect().item())
+        return int(self._lazy.select(polars.len()).collect().item())
 
     def summary(self, metrics: Sequence[str] | None = None) -> polars.DataFrame:
         """Each point over its seeds.
@@ -64,52 +66,61 @@ class Grid:
         """
         import math
 
+        import numpy as np
         import polars
 
         from ..builder import nearest
         from ..report.censoring import over_seeds
         from ..report.summary import LEFT_OUT
 
-        table = self.to_polars()
+        schema = self._lazy.collect_schema()
         varied = list(self.manifest["vary"])
-        numeric = [c for c in table.columns if table[c].dtype.is_numeric() and c not in ("point", "seed", *varied)]
+        numeric = [c for c, kind in schema.items() if kind.is_numeric() and c not in ("point", "seed", *varied)]
         chosen = [m for m in SHOWN if m in numeric] if metrics is None else list(metrics)
         for name in chosen:
             if name not in numeric:
                 raise ValueError(f"{name} is no column of numbers of this grid: {nearest(name, numeric)}")
-        left_out = [verdict.name for verdict in LEFT_OUT]
+        bounds = {name: name.removesuffix("_s") + "_at_least_s" for name in chosen}
+        bounds = {name: bound for name, bound in bounds.items() if bound in schema}
+        table = self._lazy.select("point", *varied, "verdict", *dict.fromkeys([*chosen, *bounds.values()])).collect()
+        used = ~table["verdict"].is_in([verdict.name for verdict in LEFT_OUT]).to_numpy()
+        columns = {
+            name: table[name].cast(polars.Float64).fill_null(math.nan).to_numpy()
+            for name in (*chosen, *bounds.values())
+        }
+        points = table["point"].to_numpy()
+        firsts = [0, *(np.flatnonzero(np.diff(points)) + 1), len(points)]
         rows = []
-        for part in table.partition_by("point", maintain_order=True):
-            used = part.filter(~part["verdict"].is_in(left_out))
-            head = (part["point"][0], *(part[name][0] for name in varied))
+        for first, end in zip(firsts[:-1], firsts[1:]):  # the rows of a point lie side by side
+            mine = used[first:end]
+            head = (int(points[first]), *(table[name][int(first)] for name in varied))
             for name in chosen:
-                values = used[name].cast(polars.Float64)
-                bound = name.removesuffix("_s") + "_at_least_s"
-                unknown = int(used[bound].is_not_null().sum()) if bound in used.columns else 0
-                at_least = values.fill_null(used[bound]) if unknown else values
-                found = over_seeds(at_least.fill_null(math.nan).to_numpy())
+                values = columns[name][first:end][mine]
+                at_least = columns[bounds[name]][first:end][mine] if name in bounds else np.full(len(values), math.nan)
+                unknown = int((~np.isnan(at_least)).sum())
+                found = over_seeds(np.where(np.isnan(values), at_least, values))
                 numbers = (found.value, found.se, found.low, found.high, None)
                 if unknown:
                     numbers = (None, None, found.low, None, found.value)
-                rows.append((*head, name, *numbers, used.height, unknown))
-        schema = {"point": polars.Int64, **{name: table.schema[name] for name in varied}, "metric": polars.String}
-        schema |= dict.fromkeys(("value", "se", "low", "high", "lower_bound"), polars.Float64)
-        schema |= dict.fromkeys(("seeds", "unknown"), polars.Int64)
-        frame = polars.DataFrame(rows, schema=schema, orient="row")
+                rows.append((*head, name, *numbers, int(mine.sum()), unknown))
+        kinds = {"point": polars.Int64, **{name: schema[name] for name in varied}, "metric": polars.String}
+        kinds |= dict.fromkeys(("value", "se", "low", "high", "lower_bound"), polars.Float64)
+        kinds |= dict.fromkeys(("seeds", "unknown"), polars.Int64)
+        frame = polars.DataFrame(rows, schema=kinds, orient="row")
         return frame.with_columns(polars.col(polars.Float64).fill_nan(None))
 
     def verdicts(self) -> dict[str, int]:
         """Runs by verdict, in the verdicts' fixed order."""
         from ..report.raw import Verdict
 
-        counts = dict(self.to_polars()["verdict"].value_counts().iter_rows())
+        counts = dict(self._lazy.select("verdict").collect()["verdict"].value_counts().iter_rows())
         return {verdict.name: counts[verdict.name] for verdict in Verdict if verdict.name in counts}
 
     def failures(self, *, allow_stuck: bool = False) -> list[str]:
         """One sentence per run whose verdict fails it. `allow_stuck` accepts deadlock and livelock."""
         bad = [verdict for verdict in FAILED if not (allow_stuck and verdict in STUCK)]
-        table = self.to_polars()
-        rows = table.filter(table["verdict"].is_in(bad)).select("point", "seed", "verdict", "cause").iter_rows()
+        table = self._lazy.select("point", "seed", "verdict", "cause").collect()
+        rows = table.filter(table["verdict"].is_in(bad)).iter_rows()
         return [f"point {p}, seed {s}: {v}" + (f": {cause}" if cause else "") for p, s, v, cause in rows]
 
     def to_document(self) -> dict[str, Any]:

@@ -16,19 +16,21 @@ def text(grid: Grid) -> str:
     summary = grid.summary()
     varied = list(grid.manifest["vary"])
     metrics = list(dict.fromkeys(summary["metric"]))
-    points = summary.partition_by("point", maintain_order=True)
+    shown = summary.filter(summary["point"].is_in(summary["point"].unique(maintain_order=True)[:MOST_LINES].implode()))
+    points = shown.partition_by("point", maintain_order=True)
+    others = summary["point"].n_unique() - len(points)
     table = Table(title=f"{grid.manifest['program']['name']}: {grid.manifest['points']} points, {len(grid)} runs; "
                   "mean over seeds ± half of the 95 % interval", title_justify="left", title_style="bold",
                   box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fmt: skip
     for name in ["point", *varied, *metrics]:
         table.add_column(name, justify="right", overflow="fold")
-    for part in points[:MOST_LINES]:
+    for part in points:
         cells = [_cell(*row) for row in part.select("value", "high", "lower_bound").iter_rows()]
         head = [str(part["point"][0]), *(_plain(part[name][0]) for name in varied)]
         table.add_row(*head, *cells)
     lines = ["Verdicts: " + ", ".join(f"{n} {name}" for name, n in grid.verdicts().items())]
-    if len(points) > MOST_LINES:
-        lines.append(f"({len(points) - MOST_LINES} more points are in the table)")
+    if others:
+        lines.append(f"({others} more points are in the table)")
     if summary["unknown"].sum():
         lines.append("> x: in some seeds the percentile falls among requests that have not finished.")
     out = io.StringIO()

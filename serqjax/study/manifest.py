@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +19,16 @@ IDENTITY = ("format", "kind", "serqjax", "program", "vary", "seeds", "span", "op
 
 def program_hash(program: ir.Program) -> str:
     """SHA-256 of the program's automaton JSON."""
+    import hashlib
+
     return hashlib.sha256(to_json(program).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
     """Of what takes part in the numbers."""
+    import importlib.metadata
+    import platform
+
     found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "polars")}
     return {"python": platform.python_version(), **found}
 

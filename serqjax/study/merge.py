@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,11 +46,13 @@ def merge(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]
     if there is None and ((target.path / "chunks").exists() or target.table.exists()):
         raise ValueError(f"{target.path} holds results without a manifest: give another folder")
     target.prepare()
+    from shutil import copyfile
+
     for i, (folder, _) in shards.items():
         for k in chunks_of_shard(whole["chunks"], (i, len(shards))):
             source = Folder(folder).chunk(k)
             if not target.chunk(k).exists():
-                replace_whole(target.chunk(k), lambda to, source=source: shutil.copyfile(source, to))
+                replace_whole(target.chunk(k), lambda to, source=source: copyfile(source, to))
     manifests.write(target.path, whole)
     target.write_table(range(whole["chunks"]))
     return Grid(whole, target.path, None, peak_memory_bytes())
