@@ -3,7 +3,8 @@
 The search goes up the range in few steps, refines the first crossing, and then asks three values close together with as
 many seeds as the precision needs. The same seeds run at every value (common random numbers), so that the curves of one
 seed at neighbouring values differ by the value and not by luck. The answer is where the line through the log of the
-miss share crosses what is allowed; its interval comes from leaving out one seed after the other, or from drawing windows
+miss share crosses what is allowed; its interval comes from leaving out one seed after the other, or from drawing
+windows
 of a recorded trace with replacement.
 
 **Source:** `docs/capacity.md`.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Generator, Sequence
 from typing import Any, final
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from .. import ir
 from ..api import check, run_many
+from ..extras import needs
 from ..overrides import with_span
 from ..progress import AbstractProgress, NoProgress
 from ..report.censoring import Estimate
@@ -52,7 +55,8 @@ class Capacity:
     """The answer of `serqjax.capacity`.
 
     - `value`: the largest value that meets the targets; NaN where there is none. `interval`: at `confidence`.
-    - `verdict`: `found`; `unstable` (the backlog grows even at the lowest value: `cause` gives the drift); `missed` (the
+    - `verdict`: `found`; `unstable` (the backlog grows even at the lowest value: `cause` gives the drift); `missed`
+      (the
       lowest value misses a target); `met` (the highest value still meets all: the capacity is above it);
       `not_monotone` (a higher value meets what a lower one misses; `table` shows where).
     - `notes`: what else is to be known. `binding`: the target that is missed first.
@@ -91,6 +95,23 @@ class Capacity:
             "verdict": self.verdict, "cause": self.cause, "binding": self.binding, "notes": list(self.notes),
             "parts": self.parts, "runs": self.runs, "rows": list(self.rows),
         })  # fmt: skip
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """The curve of each target with the answer: a matplotlib figure, also written to `path` if given."""
+        with needs("plot", "a picture"):
+            from ..plot.frame import write
+            from ..plot.studies import capacity_figure
+
+            fig = capacity_figure(self)
+        if path is not None:
+            write(fig, os.fspath(path))
+        return fig
+
+    def to_html(self) -> str:
+        """A self-contained page."""
+        from .page import capacity_page
+
+        return capacity_page([self], f"Capacity: {self.program.name}")
 
     def to_json(self) -> str:
         return dumps(self.to_document())
@@ -240,7 +261,7 @@ class Search:
                             "the capacity is above it; widen the range")
         first_miss = misses.index(True)
         if first_miss == 0:
-            return self.end("missed", f"a target is missed at the lowest value, {self.low:g}: widen the range downwards")
+            return self.end("missed", f"a target is missed at the lowest value, {self.low:g}: widen the range down")
         last_met = max(k for k, m in enumerate(misses) if not m)
         a, b = probes[first_miss - 1], probes[max(last_met + 1, first_miss)]
         return (yield from self.refine(a, b))
@@ -284,8 +305,8 @@ class Search:
     def at_stability(self, a: Probe, b: Probe) -> Capacity:
         """The targets hold up to where the backlog begins to grow."""
         d = mean_interval(b.drift, self.confidence)
-        cause = (f"the targets are met as long as the program is stable: at {b.at:.6g} the number of unfinished requests "
-                 f"grows by {d.value:.4g} requests/s; the interval is the last stable and the first unstable value tried")
+        cause = (f"the targets are met as long as the program is stable: at {b.at:.6g} the unfinished requests grow by "
+                 f"{d.value:.4g} requests/s; the interval is the last stable and the first unstable value tried")
         return self.end("found", cause, a.at, (a.at, b.at), "stability")
 
     def settle_windows(self, probes: list[Probe]) -> Capacity:
@@ -376,6 +397,8 @@ class Search:
             ratio = top / bottom if bottom else math.nan
             shown = ratio if target.metric.kind != "goodput" else 1.0 - ratio
             name = target.text if target.metric.kind != "quantile" else f"share above: {target.text}"
+            if target.of_shares:
+                out[f"misses {target.text}"] = int(top)
             out |= {name: shown, f"excess {target.text}": e.value, f"excess low {target.text}": e.low,
                     f"excess high {target.text}": e.high}
         return out
