@@ -34,3 +34,6 @@ from .sources import read as read
 from .study.ask import capacity as capacity
 from .study.ask import compare as compare
 from .study.ask import measure as measure
+from .study.grid import grid as grid
+from .study.grid_result import Grid as Grid
+from .study.merge import merge as merge

@@ -35,6 +35,7 @@ def call(argv: Sequence[str]) -> int:
         import cyclopts
 
         from . import _capacity_commands as _capacity_commands
+        from . import _study_commands as _study_commands
         from ._commands import app
     except ModuleNotFoundError:
         return complain("the command line needs the extra `cli`: pip install 'serqjax[cli]'", EXIT_RUN)
@@ -46,8 +47,8 @@ def call(argv: Sequence[str]) -> int:
         return complain(str(error), EXIT_USAGE)
     except cyclopts.CycloptsError as error:
         return complain(f"{one_line(str(error)).rstrip('.')}. See `serqjax --help`.", EXIT_USAGE)
-    except KeyboardInterrupt:
-        return complain("interrupted before any seed had finished", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        return complain(str(interrupt) or "interrupted before any seed had finished", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader has gone (`| head`): what it wanted it has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -15,6 +15,7 @@ import ast
 import dataclasses
 import difflib
 import math
+import weakref
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -413,15 +414,18 @@ class AbstractArguments(abc.ABC):
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}  # type: ignore[arg-type]
         return {k: v for k, v in values.items() if v is None or isinstance(v, (int, float))}
 
+    def names(self) -> list[str]:
+        """The arguments that `replace` knows."""
+        return [f.name for f in dataclasses.fields(self) if f.init]  # type: ignore[arg-type]
+
     def replace(self, **changes: Any) -> Any:
         """The same thing with other arguments; everything that follows from them follows.
 
         **Raises:** `ProgramError` for an unknown name, with the nearest known one.
         """
-        names = [f.name for f in dataclasses.fields(self) if f.init]  # type: ignore[arg-type]
         for name in changes:
-            if name not in names:
-                raise ProgramError.at(name, f"is no argument of {type(self).__name__}", nearest(name, names))
+            if name not in self.names():
+                raise ProgramError.at(name, f"is no argument of {type(self).__name__}", nearest(name, self.names()))
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
@@ -480,6 +484,7 @@ def compose(deployment: AbstractDeployment, workload: AbstractWorkload, *, name:
     if not isinstance(workload, AbstractWorkload):
         raise ProgramError.at("workload", f"{type(workload).__name__} is not a workload",
                               "take one of `serqjax.workloads`")
+    given = (horizon_s, warmup_s)
     b = Builder(name or type(deployment).__name__.lower())
     deployment.declare(b)
     sessions = workload.declare(b, deployment)
@@ -487,11 +492,45 @@ def compose(deployment: AbstractDeployment, workload: AbstractWorkload, *, name:
     if warmup_s is None:
         # a horizon shorter than the workload's own warm-up would leave nothing to measure
         warmup_s = sessions.warmup_s if horizon_s is None or sessions.warmup_s < horizon_s else 0.0
-    return b.program(
+    program = b.program(
         sessions.start, sessions.arrival, init=sessions.init, turn=sessions.turn, trace=sessions.trace,
         horizon_s=horizon_s, warmup_s=warmup_s, seed=seed,
         arrivals=sessions.arrivals if arrivals is None else arrivals, tick_s=tick_s,
     )
+    key = id(program)
+    options = {"name": name, "horizon_s": given[0], "warmup_s": given[1], "seed": seed, "arrivals": arrivals,
+               "tick_s": tick_s}
+    _origins[key] = (weakref.ref(program, lambda _: _origins.pop(key, None)), Origin(deployment, workload, options))
+    return program
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a program was composed of: a study makes it again with other arguments."""
+
+    deployment: AbstractDeployment
+    workload: AbstractWorkload
+    options: dict[str, Any]
+
+    def names(self) -> list[str]:
+        """Arguments of the deployment, then of the workload."""
+        return [*self.deployment.names(), *self.workload.names()]
+
+    def compose(self, changes: dict[str, Any]) -> Program:
+        """The program with other arguments. **Raises:** `ProgramError` for a value that is not allowed."""
+        mine = {k: v for k, v in changes.items() if k in self.deployment.names()}
+        theirs = {k: v for k, v in changes.items() if k not in mine}
+        return compose(self.deployment.replace(**mine), self.workload.replace(**theirs), **self.options)
+
+
+#: By the identity of the program, as long as it lives. Not part of it: a program is what it says, however it was made.
+_origins: dict[int, tuple[weakref.ref[Program], Origin]] = {}
+
+
+def origin(program: Program) -> Origin | None:
+    """What `compose` made this very object of; None of a program from elsewhere, or a changed copy."""
+    known, made = _origins.get(id(program), (None, None))
+    return made if known is not None and known() is program else None
 
 
 __all__ = [

@@ -95,10 +95,10 @@ def _settable(maker: Callable[..., Any]) -> list[str]:
 
 
 def _arguments(maker: Callable[..., Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    return {key: _value(settings[key]) for key in _settable(maker) if key in settings}
+    return {key: as_value(settings[key]) for key in _settable(maker) if key in settings}
 
 
-def _value(setting: Setting) -> Any:
+def as_value(setting: Setting) -> Any:
     """A setting's text as the number, truth value, nothing or word that it says."""
     if not isinstance(setting, str):
         return setting
@@ -114,7 +114,7 @@ def _value(setting: Setting) -> Any:
 
 
 def _number(key: str, setting: Setting) -> float:
-    value = _value(setting)
+    value = as_value(setting)
     if isinstance(value, bool):
         return float(value)
     if not isinstance(value, (int, float)) or not math.isfinite(value):

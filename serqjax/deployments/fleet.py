@@ -73,6 +73,10 @@ class Replicas(AbstractDeployment):
         alike = all(engine == self.engines[0] for engine in self.engines)
         return {"n": len(self.engines)} | (self.engines[0].arguments() if alike else {})
 
+    def names(self) -> list[str]:
+        """`n`, `router`, and the arguments of its engines."""
+        return ["n", "router", *self.engines[0].names()]
+
     def replace(self, **changes: Any) -> Replicas:
         """The same fleet with other arguments: `n`, `router`, or an argument of all its engines."""
         engines, router = self.engines, changes.pop("router", self.router)

@@ -37,7 +37,7 @@ from .plan import Plan
 from .result import Drained, raw_run
 from .state import RUNNING, Capacities, fields
 from .step import Config, action_margin
-from .tables import likely_sessions, session_data, ticks
+from .tables import likely_sessions, recordings, session_data, ticks
 from .xla import prepare
 
 #: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
@@ -65,6 +65,14 @@ def teaches_nothing() -> Iterator[None]:
 
 #: An instance that is over: its place in the batch, its result, and the fault that ended it.
 Finished = tuple[int, RawRun, Fault]
+
+#: What is kept of an instance: called with its place and its result, in the caller's thread, as soon as it is there.
+Keep = Callable[[int, RawRun], Any]
+
+
+def whole_run(place: int, run: RawRun) -> RawRun:
+    """All of it."""
+    return run
 
 
 def simulate(
@@ -114,8 +122,13 @@ def simulate_many(
     coalesce: bool = True,
     capacities: Capacities | None = None,
     progress: AbstractProgress = NoProgress(),
-) -> list[RawRun | None]:
-    """Run programs, each with its own seed; those of one structure share a compiled loop. See `simulate`."""
+    keep: Keep = whole_run,
+) -> list[Any]:
+    """Run programs, each with its own seed; those of one structure share a compiled loop. See `simulate`.
+
+    - `keep`: what the result holds of each instance (default: its `RawRun`). A study that keeps a row of numbers
+      needs the memory of the instances that run, not of all.
+    """
     if len(programs) != len(seeds):
         raise ValueError(f"{len(programs)} programs and {len(seeds)} seeds: give as many of one as of the other")
     if not programs:
@@ -130,7 +143,7 @@ def simulate_many(
             made[id(program)] = make_plan(program)
         groups.setdefault(made[id(program)][0], []).append(i)
     prepare()
-    results: list[RawRun | None] = [None] * len(programs)
+    results: list[Any] = [None] * len(programs)
     shared = SharedProgress(progress, len(programs))
     try:
         with settings():
@@ -139,7 +152,8 @@ def simulate_many(
                 chosen = [programs[i] for i in members]
                 mine = [seeds[i] for i in members]
                 batch = Batch.build(plan, made, chosen, mine, config, trace, stop_on_verdict, coalesce)
-                for i, run in zip(members, batch.run(capacities, shared)):
+                kept = batch.run(capacities, shared, lambda place, run, at=members: keep(at[place], run))
+                for i, run in zip(members, kept):
                     results[i] = run
                 if shared.interrupted:
                     break
@@ -169,13 +183,17 @@ def settings() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Batch:
-    """A batch of instances of one plan."""
+    """A batch of instances of one plan.
+
+    `which`: the program of each instance; `scripts`: the row of `data` that each program reads.
+    """
 
     plan: Plan
     config: Config
     trace: bool
     programs: list[Program]
     which: list[int]
+    scripts: list[int]
     seeds: list[int]
     numbers: np.ndarray
     integers: np.ndarray
@@ -192,22 +210,24 @@ class Batch:
     ) -> Batch:  # fmt: skip
         """`made`: numbers and integers of each program, by identity; equal programs are stored once."""
         places: dict[int, int] = {}
-        unique = []
+        unique: list[Program] = []
         for program in programs:
             if id(program) not in places:
                 places[id(program)] = len(unique)
                 unique.append(program)
+        rows, scripts = recordings(unique)
         return cls(
             plan=plan,
             config=config,
             trace=trace,
             programs=unique,
             which=[places[id(p)] for p in programs],
+            scripts=scripts,
             seeds=seeds,
             numbers=np.asarray([made[id(p)][1] for p in unique], np.float64).reshape(len(unique), -1),
             integers=np.asarray([made[id(p)][2] for p in unique], np.int64).reshape(len(unique), -1),
             ends=np.asarray([run_bounds(p) for p in unique], np.int64),
-            data=session_data(unique),
+            data=session_data(rows),
             stop=stop,
             coalesce=coalesce,
         )
@@ -227,9 +247,9 @@ class Batch:
             chain *= 2
         return Capacities(slots=slots, phases=phases, chain=chain)
 
-    def run(self, capacities: Capacities | None, progress: SharedProgress) -> list[RawRun | None]:
+    def run(self, capacities: Capacities | None, progress: SharedProgress, keep: Keep = whole_run) -> list[Any]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
-        results: list[RawRun | None] = [None] * len(self.seeds)
+        results: list[Any] = [None] * len(self.seeds)
         todo = list(range(len(self.seeds)))
         first = self.auto()
         cap = capacities or _union(first, _learned.get(self.plan, first))
@@ -258,7 +278,7 @@ class Batch:
                             larger = _union(larger, _enlarged(used, fault))
                             full += 1
                         else:
-                            results[index] = run
+                            results[index] = keep(index, run)
                     progress.add(len(finished) - full)
                     if 2 * full > len(finished):
                         # not an exception: the units to come, and later batches, begin with the larger tables
@@ -299,9 +319,10 @@ class Batch:
         which = np.asarray([self.which[i] for i in lanes])
         programs = [self.programs[k] for k in which]
         horizon, warmup, limit = self.ends[which].T
+        scripts = np.asarray([self.scripts[k] for k in which], np.int32)
         numbers: dict[str, Any] = {
             "numbers": self.numbers[which], "integers": self.integers[which], "horizon": horizon, "warmup": warmup,
-            "limit": limit, "which": which.astype(np.int32), "stop": np.full((size,), self.stop),
+            "limit": limit, "which": scripts, "stop": np.full((size,), self.stop),
             "seed": np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64),
         }  # fmt: skip
         job, data = jax.device_put((Job(**numbers), self.data))
@@ -408,7 +429,11 @@ def devices() -> list[Any]:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Cores this process may use: `$SERQJAX_CORES` if it says so, else those that the system gives it."""
+    if named := os.environ.get("SERQJAX_CORES", ""):
+        if not named.isdecimal() or int(named) < 1:
+            raise ValueError(f"SERQJAX_CORES={named}: a whole number of at least 1 is needed")
+        return int(named)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 

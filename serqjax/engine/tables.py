@@ -31,6 +31,25 @@ def _padded(n: int) -> int:
     return size
 
 
+def recordings(programs: Sequence[Program]) -> tuple[list[Program], list[int]]:
+    """One program for each set of session data, and which of them each program reads.
+
+    Programs that differ in numbers alone share their sessions, so that the shape of the data, and with it the compiled
+    loop, does not depend on how many of them a batch has.
+    """
+    places: dict[Any, int] = {}
+    rows: list[Program] = []
+    scripts = []
+    for program in programs:
+        listed = program.arrival if isinstance(program.arrival, Listed) else None
+        key = (listed, program.trace, program.tick_s)
+        if key not in places:
+            places[key] = len(rows)
+            rows.append(program)
+        scripts.append(places[key])
+    return rows, scripts
+
+
 def session_data(programs: Sequence[Program]) -> Data:
     """Listed sessions and traces of structurally equal programs, padded to common sizes, as numpy arrays."""
     n = len(programs)

@@ -647,7 +647,7 @@ class Claim(Part, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- the program
 
 
-class Program(Part, frozen=True, kw_only=True):
+class Program(Part, frozen=True, kw_only=True, weakref=True):
     """A complete program.
 
     - `start`: the state of a new session, after `init`.

@@ -1,0 +1,43 @@
+"""Studies in one page: a deployment at many points, as one table.
+
+    python experiments/examples/studies.py
+"""
+
+import tempfile
+from pathlib import Path
+
+import serqjax as sq
+
+
+def main() -> None:
+    sq.use_compilation_cache()  # a second start compiles nothing
+    engine = sq.deployments.vllm(num_gpu_blocks=4_000, max_num_batched_tokens=512)
+    load = sq.workloads.requests(request_rate=1.0, num_prompts=40, input_len=512, output_len=64)
+    prog = sq.program(engine, load)
+
+    with tempfile.TemporaryDirectory() as folder:
+        # Every combination under the same 64 seeds. Stopped at any time, the same call goes on where it was.
+        grid = sq.grid(
+            prog,
+            vary={"request_rate": [1, 2, 4], "max_num_seqs": [64, 256]},
+            seeds=range(64),
+            out=Path(folder) / "g1",
+            resume=True,
+        )
+        print(grid)
+        table = grid.to_polars()
+        assert table.height == 6 * 64 and table["verdict"].unique().to_list() == ["drained"]
+
+        # A row is the single run with its numbers and its seed.
+        row = table.row(100, named=True)
+        single = sq.run(
+            prog, seed=row["seed"], params={name: row[name] for name in ("request_rate", "max_num_seqs")}
+        )
+        assert single.report["end"] == row["end_s"] and single.request_counts["finished"] == row["requests_finished"]
+
+        # Means over seeds with 95 % intervals, as data.
+        print(grid.summary(["ttft_p99_s", "e2e_mean_s"]))
+
+
+if __name__ == "__main__":
+    main()
