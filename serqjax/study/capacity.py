@@ -43,7 +43,7 @@ from .slo import Slo, slo
 
 #: Values of the first look over the range, and how many of them run together on the way up.
 POINTS, TOGETHER = 12, 2
-COARSE_SEEDS, LAST_SEEDS = 8, 32
+COARSE_SEEDS, INNER_SEEDS = 8, 16
 #: The bracket is refined until its ends are so close; the last three values lie so far apart.
 CLOSE, SPACING = 1.10, 0.03
 INSIDE = 4
@@ -141,8 +141,8 @@ def find(
     check_confidence(confidence)
     if not 0 < precision < 1:
         raise ValueError(f"precision={precision:g}: a share above 0 is needed, for example 0.02 for 2 %")
-    if max_seeds < LAST_SEEDS:
-        raise ValueError(f"max_seeds={max_seeds}: at least {LAST_SEEDS} are needed for an interval")
+    if max_seeds < FIRST_SEEDS:
+        raise ValueError(f"max_seeds={max_seeds}: at least {FIRST_SEEDS} are needed for an interval")
     searches = []
     for prog in programs:
         prog = with_span(prog, horizon_s=horizon_s, warmup_s=warmup_s)
@@ -285,7 +285,7 @@ class Search:
         """Narrow the bracket by signs."""
         while b.at / a.at > CLOSE or self.repeats.windows:
             inner = np.geomspace(a.at, b.at, INSIDE + 2)[1:-1].tolist()
-            row = [a, *(yield inner, FIRST_SEEDS), b]
+            row = [a, *(yield inner, INNER_SEEDS), b]
             misses = [self.worst(p)[0] > 0 for p in row]
             first = max(misses.index(True) if any(misses) else len(row) - 1, 1)
             last = max([k for k, m in enumerate(misses) if not m], default=0)
@@ -317,7 +317,7 @@ class Search:
     def settle(self, a: Probe, b: Probe) -> Steps:
         """Three values around the crossing, with as many seeds as the precision needs."""
         centre = math.sqrt(a.at * b.at)
-        seeds, spread = LAST_SEEDS, 0.0
+        seeds, spread = FIRST_SEEDS, 0.0
         for _ in range(5):
             values = [centre * (1 - SPACING), centre, centre * (1 + SPACING)]
             probes = yield values, seeds
@@ -328,7 +328,7 @@ class Search:
         while True:
             root, spread = widened(root, spread, self.confidence)
             half = (root.high - root.low) / 2
-            wanted = more_seeds(seeds, LAST_SEEDS, half, self.precision * root.value, self.max_seeds)
+            wanted = more_seeds(seeds, FIRST_SEEDS, half, self.precision * root.value, self.max_seeds)
             if wanted <= seeds:
                 return self.conclude(root, binding, probes)
             seeds = wanted

@@ -3,7 +3,7 @@
 Seed s of A and seed s of B have the same arrivals, lengths and think times wherever both programs draw them (common
 random numbers), so the difference within a seed varies much less than either value. The difference is the mean over
 seeds of each
-seed's own difference, with Student's interval. Seeds are added until the half-width is small enough: after 16 the
+seed's own difference, with Student's interval. Seeds are added until the half-width is small enough: after 32 the
 number needed is foretold from their spread, run, and looked at again (`precision.more_seeds` states the rule).
 
 Replays of one recorded trace draw nothing: there is one difference and no interval, unless windows of arrivals are

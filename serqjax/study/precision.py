@@ -18,8 +18,9 @@ import numpy as np
 
 from ..report.censoring import Estimate
 
-#: Seeds that a study begins with, and resamples of a bootstrap.
-FIRST_SEEDS = 16
+#: Seeds of the first look that decides how many are needed (below that a spread says little), and resamples of a
+#: bootstrap.
+FIRST_SEEDS = 32
 #: A first spread is uncertain: never more than so many times the seeds that there are.
 MOST_GROWTH = 8
 RESAMPLES = 2000
