@@ -19,15 +19,28 @@ if TYPE_CHECKING:
     from ..study.capacity import Capacity
 
 
-def over_seeds(frame: Any, x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Ascending values of `x`; mean over seeds of `y` and the ends of the middle 90 %, NaN where a seed does not know
-    its value."""
+def known_or_bound(frame: Any, y: str) -> tuple[np.ndarray, np.ndarray]:
+    """Column `y`, where it is null its lower bound in the column `..._at_least_s` (NaN without one); and which are
+    bounds."""
+    values = frame[y].cast(float).to_numpy().astype(float)
+    missing = np.isnan(values)
+    bound = y.removesuffix("_s") + "_at_least_s"
+    if bound in frame.columns:
+        values = np.where(missing, frame[bound].cast(float).to_numpy().astype(float), values)
+    return values, missing
+
+
+def over_seeds(frame: Any, x: str, y: str) -> tuple[np.ndarray, ...]:
+    """Over the seeds at each value of `x`, ascending: `x`, mean of `y`, ends of the middle 90 %, whether the mean is
+    only a lower bound (a seed knows no more)."""
     values = np.unique(frame[x].to_numpy())
-    rows = [frame.filter(frame[x] == value)[y].cast(float).to_numpy() for value in values]
-    rows = [np.where(np.equal(row, None), np.nan, row).astype(float) for row in rows]
+    all_rows, missing = known_or_bound(frame, y)
+    at = frame[x].to_numpy()
+    rows = [all_rows[at == value] for value in values]
     mean = np.array([row.mean() for row in rows])
     ends = np.array([np.quantile(row, [0.05, 0.95]) if np.isfinite(row).all() else [np.nan] * 2 for row in rows])
-    return values.astype(float), mean, ends[:, 0], ends[:, 1]
+    bounded = np.array([missing[at == value].any() for value in values])
+    return values.astype(float), mean, ends[:, 0], ends[:, 1], bounded
 
 
 def draw_against(ax: Axes, frame: Any, x: str, y: str, *, lines: str | None = None, limit: float | None = None,
@@ -37,16 +50,19 @@ def draw_against(ax: Axes, frame: Any, x: str, y: str, *, lines: str | None = No
     **Arguments:** `lines`: a column, one curve for each of its values. `limit`: a target as a line, in the unit of `y`;
     `scale`: what values are multiplied with (1000: ms). `label`: of the vertical axis.
 
-    A value that a seed does not know (it lies among unfinished requests) ends the curve; a cross at the top says so.
+    A value that a seed does not know (it lies among unfinished requests) stands at its lower bound, as an open
+    triangle;
+    where there is no bound a cross at the top stands for it.
     """
     groups: list[tuple[str, Any]] = [("", frame)]
     if lines is not None:
         groups = [(f"{lines} {v:g}" if isinstance(v, (int, float)) else str(v), frame.filter(frame[lines] == v))
                   for v in frame[lines].unique().sort().to_list()]
     for (name, rows), colour in zip(groups, COLOURS * (len(groups) // len(COLOURS) + 1)):
-        at, mean, low, high = over_seeds(rows, x, y)
+        at, mean, low, high, bounded = over_seeds(rows, x, y)
         ax.fill_between(at, low * scale, high * scale, color=colour, alpha=0.2, linewidth=0)
         ax.plot(at, mean * scale, color=colour, marker="o", markersize=3.5, linewidth=1.8, label=name or None)
+        ax.plot(at[bounded], mean[bounded] * scale, "^", color="white", markeredgecolor=colour, markersize=6, zorder=3)
         unknown = np.isnan(mean)
         if unknown.any():
             ax.plot(at[unknown], np.full(int(unknown.sum()), 0.97), "x", color=colour, markersize=6,
@@ -63,14 +79,16 @@ def draw_against(ax: Axes, frame: Any, x: str, y: str, *, lines: str | None = No
 
 
 def draw_heat(ax: Axes, frame: Any, x: str, y: str, value: str, *, label: str = "", scale: float = 1.0) -> Axes:
-    """Mean of column `value` over the seeds as colours and numbers; hatched where it is not known."""
+    """Mean of column `value` over the seeds as colours and numbers; `>` where it is only a lower bound."""
     xs, ys = (frame[name].unique().sort().to_list() for name in (x, y))
     cells = np.full((len(ys), len(xs)), np.nan)
+    bounded = np.zeros(cells.shape, bool)
     for i, a in enumerate(ys):
         for j, b in enumerate(xs):
-            known = frame.filter((frame[y] == a) & (frame[x] == b))[value].cast(float)
-            if known.len() and known.null_count() == 0:
-                cells[i, j] = float(known.mean()) * scale
+            rows = frame.filter((frame[y] == a) & (frame[x] == b))
+            if rows.height:
+                values, missing = known_or_bound(rows, value)
+                cells[i, j], bounded[i, j] = values.mean() * scale, missing.any()
     ax.set_facecolor("0.9")
     image = ax.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
     shade = image.norm(cells)
@@ -78,12 +96,13 @@ def draw_heat(ax: Axes, frame: Any, x: str, y: str, value: str, *, label: str = 
         for j in range(len(xs)):
             known = np.isfinite(cells[i, j])
             colour = "0.3" if not known else "white" if shade[i, j] < 0.6 else "black"
-            ax.text(j, i, f"{cells[i, j]:.3g}" if known else "?", ha="center", va="center", fontsize=8, color=colour)
+            text = f"{'> ' if bounded[i, j] else ''}{cells[i, j]:.3g}" if known else "?"
+            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
     ax.set_xticks(range(len(xs)), [f"{v:g}" if isinstance(v, (int, float)) else str(v) for v in xs])
     ax.set_yticks(range(len(ys)), [f"{v:g}" if isinstance(v, (int, float)) else str(v) for v in ys])
     ax.set_xlabel(x)
     ax.set_ylabel(y)
-    ax.set_title(f"{label or value}   (?: not known, among unfinished requests)" if np.isnan(cells).any()
+    ax.set_title(f"{label or value}   (>: at least, some lie among unfinished requests)" if bounded.any()
                  else label or value, loc="left", fontsize=10)
     return ax
 
@@ -106,8 +125,7 @@ def draw_pareto(ax: Axes, frame: Any, x: str, y: str, *, less_y: bool = True, la
     front = pareto(xs, ys, less_y=less_y)
     ax.plot(xs[~front], ys[~front], "o", color="0.75", markersize=5, label="beaten by another")
     order = np.argsort(xs[front], kind="stable")
-    where = "post"
-    ax.step(xs[front][order], ys[front][order], where=where, color=COLOURS[0], linewidth=1.5)
+    ax.step(xs[front][order], ys[front][order], where="post", color=COLOURS[0], linewidth=1.5)
     ax.plot(xs[front], ys[front], "o", color=COLOURS[0], markersize=6, label="Pareto front")
     for row, (a, b) in zip(frame.filter(front).iter_rows(named=True), zip(xs[front], ys[front])):
         words = ", ".join(f"{name} {row[name]:g}" if isinstance(row[name], (int, float)) else str(row[name])

@@ -193,8 +193,8 @@ def _curves(frame: Any, vary: list[str], limits: dict[str, Slo]) -> list[Section
         for ax in axes[len(columns) :]:
             ax.set_visible(False)
         held = ", ".join(f"{n} = {cell(v)}" for n, v in zip(fixed, values))
-        pictures.append(_drawn(fig, f"Means over seeds, bands: 90 % of the seeds; x: not known (among unfinished "
-                                    f"requests). {held}"))
+        pictures.append(_drawn(fig, f"Means over seeds, bands: 90 % of the seeds; open triangles: at least so much, "
+                                    f"some seeds' values lie among unfinished requests. {held}"))
     return [Section(f"Against {x}", pictures=tuple(pictures))]
 
 
