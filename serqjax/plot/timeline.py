@@ -114,6 +114,7 @@ def draw_use(ax: Axes, actions: ActionTable, pool: str, cap: float) -> Axes:
     ax.plot(at, 100.0 * used / cap, color=COLOURS[2], linewidth=1.2, drawstyle="steps-post")
     ax.axhline(100.0, color=COLOURS[5], linestyle="--", linewidth=1)
     ax.set_ylim(0, 108)
+    ax.set_xlim(0, at[-1] if len(at) and at[-1] > 0 else 1.0)
     ax.set_xlabel("time (s)")
     ax.set_ylabel(f"{pool} in use (%)")
     return tidy(ax)
