@@ -280,6 +280,7 @@ def test_wrong_questions_are_refused(changes: dict, message: str) -> None:
         sq.capacity(queue(), **ask)
 
 
+@pytest.mark.slow
 def test_capacity_of_a_replay_draws_windows() -> None:
     both = sq.capacity([listed(), listed(service_s=0.7)], over="rate_scale", between=(0.3, 3.0), slo="e2e.p95<4s")
     assert [f.verdict for f in both] == ["found", "found"]
