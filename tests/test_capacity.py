@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -222,13 +223,13 @@ def test_what_draws() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> object:
+def found() -> Any:
     return sq.capacity(queue(), over="request_rate", between=(0.4, 1.4), slo=[f"e2e.p99<{LIMIT_S:.6f}s"],
     precision=0.05,
                        max_seeds=128, seed=77)
 
 
-def test_capacity_of_mm1(found) -> None:
+def test_capacity_of_mm1(found: Any) -> None:
     """Kleinrock I, section 5.12: the sojourn is exponential with rate mu - lambda. `experiments/capacity_coverage.py`
     counts how often the interval holds the truth."""
     low, high = found.interval
@@ -244,14 +245,14 @@ def test_capacity_of_mm1(found) -> None:
 
 
 def test_capacity_says_why_there_is_no_number() -> None:
-    ask = {"over": "request_rate", "slo": [f"e2e.p99<{LIMIT_S}s"], "precision": 0.2}
+    ask: dict[str, Any] = {"over": "request_rate", "slo": [f"e2e.p99<{LIMIT_S}s"], "precision": 0.2}
     unstable = sq.capacity(queue(600.0), between=(1.3, 1.35), **ask)
     assert unstable.verdict == "unstable" and math.isnan(unstable.value)
     drift = re.search(r"grows by ([\d.]+) \[([\d.]+), ([\d.]+)\] requests/s", unstable.cause)
     assert drift is not None and float(drift[2]) < 0.3 < float(drift[3]), "1.3 come, 1 a second is served"
     met = sq.capacity(queue(600.0), between=(0.1, 0.2), **ask)
     assert met.verdict == "met" and met.interval == (0.2, math.inf)
-    missed = sq.capacity(queue(600.0), between=(0.5, 0.9), **(ask | {"slo": ["e2e.p99<3s"]}))
+    missed = sq.capacity(queue(600.0), between=(0.5, 0.9), **{**ask, "slo": ["e2e.p99<3s"]})
     assert missed.verdict == "missed" and "lowest value" in missed.cause
 
 
@@ -274,8 +275,8 @@ def test_a_curve_that_falls_is_reported_not_bisected() -> None:
         ({"window_s": 10.0}, "replays no recorded times"),
     ],
 )
-def test_wrong_questions_are_refused(changes: dict, message: str) -> None:
-    ask = {"over": "request_rate", "between": (0.1, 1.0), "slo": ["e2e.p99<5s"]} | changes
+def test_wrong_questions_are_refused(changes: dict[str, Any], message: str) -> None:
+    ask: dict[str, Any] = {"over": "request_rate", "between": (0.1, 1.0), "slo": ["e2e.p99<5s"]} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         sq.capacity(queue(), **ask)
 

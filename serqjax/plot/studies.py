@@ -91,7 +91,7 @@ def draw_heat(ax: Axes, frame: Any, x: str, y: str, value: str, *, label: str = 
                 cells[i, j], bounded[i, j] = values.mean() * scale, missing.any()
     ax.set_facecolor("0.9")
     image = ax.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
-    shade = image.norm(cells)
+    shade = np.asarray(image.norm(cells), dtype=float)
     for i in range(len(ys)):
         for j in range(len(xs)):
             known = np.isfinite(cells[i, j])

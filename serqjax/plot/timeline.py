@@ -43,13 +43,13 @@ def draw_gantt(ax: Axes, table: RequestTable, *, first: int = 0, count: int = MO
         ax.barh(row, until - begin, left=begin, height=0.75, color=colour, linewidth=0, label=label)
 
     for row, k in enumerate(order):
-        sent, status = table["sent_s"][k], table["status"][k]
+        sent, status = float(table["sent_s"][k]), table["status"][k]
         if status == RequestStatus.rejected:
             ax.plot([sent], [row], "x", color=REFUSED, markersize=5)
             continue
-        until = table["last_token_s"][k] if status == RequestStatus.finished else end
-        until = table["end_s"][k] if np.isnan(until) else until
-        token = table["first_token_s"][k]
+        until = float(table["last_token_s"][k] if status == RequestStatus.finished else end)
+        until = float(table["end_s"][k]) if np.isnan(until) else until
+        token = float(table["first_token_s"][k])
         if np.isnan(token):
             bar(row, sent, until, WAITS)
         else:
@@ -101,10 +101,12 @@ def draw_counts(ax: Axes, table: RequestTable, *, warmup_s: float = 0.0) -> Axes
 
 def use_over_time(actions: ActionTable, pool: str) -> tuple[np.ndarray, np.ndarray]:
     """Times (s) and the units of `pool` that requests hold, after each action on it."""
+    import polars
+
     frame = actions.to_polars().filter(place=pool)
     sign = {"admit": 1.0, "grow": 1.0, "release": -1.0}
     frame = frame.filter(frame["kind"].is_in(list(sign)))
-    change = frame["kind"].replace_strict(sign, return_dtype=float).to_numpy() * frame["amount"].to_numpy()
+    change = frame["kind"].replace_strict(sign, return_dtype=polars.Float64).to_numpy() * frame["amount"].to_numpy()
     return frame["time_s"].to_numpy(), np.cumsum(change)
 
 

@@ -64,7 +64,7 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
     with needs("report", "an HTML page"):
         from jinja2 import Environment, StrictUndefined
 
-    text = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    text = importlib.resources.files("serqjax.study").joinpath("page.html").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(text)
     return template.render(title=title, lead=list(lead), sections=list(sections), foot=f"serqjax {__version__}")
 
