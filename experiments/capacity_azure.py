@@ -1,6 +1,8 @@
-"""How fast may the Azure conversation trace be replayed with a 99th percentile of TTFT below 1 s, by size of the KV cache?
+"""How fast may the Azure conversation trace be replayed with a 99th percentile of TTFT below 1 s, by size of the KV
+cache?
 
-The recorded times are divided by the rate scale: 1 is the hour as it was, 2 the same requests in half an hour. Every scale
+The recorded times are divided by the rate scale: 1 is the hour as it was, 2 the same requests in half an hour. Every
+scale
 is one replay of all 19,366 requests; the intervals are by a block bootstrap of arrival windows of one minute.
 
     python experiments/capacity_azure.py --trace AzureLLMInferenceTrace_conv.csv --out azure.html
@@ -55,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.out is not None:
         from serqjax.study.page import capacity_page
 
-        options.out.write_text(capacity_page(found, title="Azure conversation trace: largest rate scale"), encoding="utf-8")
+        page = capacity_page(found, title="Azure conversation trace: largest rate scale")
+        options.out.write_text(page, encoding="utf-8")
         print(f"\npage written to {options.out}")
     print(f"{time.monotonic() - begun:.0f} s")
     return 0

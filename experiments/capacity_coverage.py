@@ -4,7 +4,7 @@ The sojourn time of an M/M/1 is exponential with rate mu - lambda, so that its 9
 lambda <= mu - ln(100) / T (Kleinrock, *Queueing Systems* I, 1975, section 5.12). The question is asked again and again,
 each time with seeds of its own; counted is how often the interval holds the true rate, and how wide it is.
 
-    python experiments/capacity_coverage.py --repetitions 100
+    python experiments/capacity_coverage.py --repetitions 100 --out experiments/results/capacity_coverage.jsonl
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 import sys
-import time
+from pathlib import Path
 
 import serqjax as sq
 from serqjax import ir
@@ -50,35 +50,33 @@ def mm1(horizon_s: float = 5000.0, warmup_s: float = 500.0) -> ir.Program:
 
 
 def ask(repetition: int) -> Capacity:
-    return sq.capacity(mm1(), over="request_rate", between=(0.3, 1.5), slo=[f"e2e.p99<{LIMIT_S:.9f}s"], precision=PRECISION,
+    target = f"e2e.p99<{LIMIT_S:.9f}s"
+    return sq.capacity(mm1(), over="request_rate", between=(0.3, 1.5), slo=[target], precision=PRECISION,
                        seed=repetition * SEEDS_EACH)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--repetitions", type=int, default=100)
-    parser.add_argument("--out", help="write a JSON line for each repetition to this file")
+    parser.add_argument("--out", type=Path, help="a JSON line each; those that are there stay")
     options = parser.parse_args(argv)
     sq.use_compilation_cache()
-    held, halves, begun = 0, [], time.monotonic()
-    lines = []
-    for repetition in range(options.repetitions):
+    rows = []
+    if options.out is not None and options.out.exists():
+        rows = [json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]
+    for repetition in range(len(rows), options.repetitions):
         found = ask(repetition)
         low, high = found.interval
-        holds = bool(low <= TRUE_RATE <= high)
-        held += holds
-        halves.append((high - low) / 2 / found.value)
-        lines.append(json.dumps({"repetition": repetition, "verdict": found.verdict, "value": round(found.value, 6),
-                                 "interval": [round(low, 6), round(high, 6)], "holds": holds, "runs": found.runs}))
-        print(f"{repetition:4d}  {found.value:.4f}  [{low:.4f}, {high:.4f}]  {'' if holds else 'not held'}", flush=True)
-    took = time.monotonic() - begun
-    summary = {"true_rate": TRUE_RATE, "repetitions": options.repetitions, "held": held,
-               "median_half_width": round(statistics.median(halves), 5), "largest_half_width": round(max(halves), 5)}
-    print(f"the true rate {TRUE_RATE} lies in {held} of {options.repetitions} intervals; half-widths: median "
-          f"{summary['median_half_width']:.2%}, largest {summary['largest_half_width']:.2%}; {took:.0f} s")
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            file.write("\n".join([json.dumps(summary), *lines]) + "\n")
+        row = {"repetition": repetition, "value": round(found.value, 4), "interval": [round(low, 4), round(high, 4)],
+               "holds": bool(low <= TRUE_RATE <= high)}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    halves = [(row["interval"][1] - row["interval"][0]) / 2 / row["value"] for row in rows]
+    print(f"the true rate {TRUE_RATE} lies in {sum(row['holds'] for row in rows)} of {len(rows)} intervals; "
+          f"half-widths: median {statistics.median(halves):.2%}, largest {max(halves):.2%}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The commands `capacity` and `compare`: thin functions over the public API."""
+"""The commands `capacity`, `compare` and `report`: thin functions over the public API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def capacity(
     program: Source,
     /,
     *,
-    over: Annotated[str, Parameter(help="NAME=LEAST:LARGEST, a parameter such as request_rate; rate_scale of a trace.")],
+    over: Annotated[str, Parameter(help="NAME=LEAST:LARGEST, such as request_rate=0.1:20; rate_scale of a trace.")],
     slo: Annotated[list[str], Parameter(help="A target such as ttft.p99<500ms; may be repeated.", negative="")],
     workload: Workload = None,
     set_: Settings = None,
@@ -55,12 +55,14 @@ def capacity(
     window: Window = None,
     json: Json = False,
     plot: Annotated[Path | None, Parameter(help="Write the curves of the targets to this picture.")] = None,
+    page: Annotated[Path | None, Parameter(help="Write a self-contained HTML page.")] = None,
 ) -> int:
     """Find the largest value of a parameter, such as an arrival rate, that meets every target."""
     import serqjax as sq
 
     name, between = interval(over)
     file_name("--plot", plot, (".png", ".pdf", ".svg"))
+    file_name("--page", page, (".html",))
     prog = sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace))
     sq.use_compilation_cache()
     found = sq.capacity(
@@ -74,6 +76,9 @@ def capacity(
     if plot is not None:
         found.plot(plot)
         note(f"picture written to {plot}")
+    if page is not None:
+        page.write_text(found.to_html(), encoding="utf-8")
+        note(f"page written to {page}")
     return 0
 
 
@@ -94,7 +99,7 @@ def compare(
     seed: Seed = 0,
     max_seeds: MaxSeeds = 512,
     horizon: Horizon = None,
-    warmup: Annotated[str | None, Parameter(help="Statistics start here, s, or mser5 (default: the program's own).")] = None,
+    warmup: Annotated[str | None, Parameter(help="Statistics start here, s, or mser5 (default: its own).")] = None,
     window: Window = None,
     json: Json = False,
 ) -> int:
@@ -113,6 +118,28 @@ def compare(
         warmup_s=start_up(warmup), window_s=seconds("--window", window, above=True), progress=sq.BarProgress("runs"),
     )
     print(found.to_json() if json else str(found), flush=True)
+    return 0
+
+
+@app.command
+def report(
+    folder: Annotated[Path, Parameter(help="The --out of `serqjax grid`.")],
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(help="The page (default: report.html in the folder).")] = None,
+    slo: Annotated[
+        list[str] | None, Parameter(help="A target such as ttft.p99<500ms, drawn as a line; may be repeated.",
+        negative="")
+    ] = None,
+) -> int:
+    """Write one self-contained HTML page of a grid's folder: curves, maps, tables."""
+    from .study.page import report_page
+
+    out = folder / "report.html" if out is None else out
+    text = report_page(folder, slos=slo or ())
+    file_name("--out", out, (".html",))
+    out.write_text(text, encoding="utf-8")
+    note(f"page written to {out}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """What a deployment stands on: its GPUs and their price. Nothing of it is simulated.
 
-They become the parameters `gpus` and `price_per_gpu_hour` of the program: `--set gpus=8` changes them, a grid may vary them, and
+They become the parameters `gpus` and `price_per_gpu_hour` of the program: `--set gpus=8` changes them, a grid may
+vary them, and
 the metrics `requests_per_gpu` and `cost_per_mtok` read them.
 """
 
@@ -51,13 +52,15 @@ class Owned(AbstractDeployment):
 def _number(name: str, value: Any, *, above: bool) -> None:
     wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
     if wrong or value < 0 or (above and value == 0):
-        raise ProgramError.at(name, f"{value!r} is not allowed", f"give a number {'above 0' if above else 'of at least 0'}")
+        bound = "above 0" if above else "of at least 0"
+        raise ProgramError.at(name, f"{value!r} is not allowed", f"give a number {bound}")
 
 
 def owned(deployment: AbstractDeployment, *, gpus: float = 1, price_per_gpu_hour: float | None = None) -> Owned:
     """A deployment with the number of its GPUs, all engines together, and the price of one for an hour (any currency).
 
-    **Returns:** a deployment for `serqjax.program`; the metrics `requests_per_gpu` and `cost_per_mtok` then have a value.
+    **Returns:** a deployment for `serqjax.program`; the metrics `requests_per_gpu` and `cost_per_mtok` then have a
+    value.
     **Raises:** `ProgramError` that names the argument.
     """
     return Owned(deployment, gpus, price_per_gpu_hour)

@@ -1,4 +1,5 @@
-"""The questions of a study, `capacity`, `compare` and `measure`: what is asked; the answers are made where the arrays are.
+"""The questions of a study, `capacity`, `compare` and `measure`: what is asked; the answers are made where the
+arrays are.
 
 **Source:** `docs/capacity.md`.
 """
@@ -71,27 +72,31 @@ def capacity(
     """The largest value of a parameter, an arrival rate as a rule, that meets every target.
 
     **Arguments:**
-    - `prog`: a program, or several: their searches then run side by side, in one batch where their structures are equal.
+    - `prog`: a program, or several: their searches then run side by side, in one batch where their structures are
+      equal.
     - `over`: a parameter of the program that makes its life harder as it grows (`request_rate`, `session_rate`,
       `arrival.rate`); `rate_scale` divides the times of a recorded trace. `between`: the least and largest value.
     - `slo`: targets, such as `"ttft.p99<500ms"` and `"goodput(ttft<500ms,tpot<50ms)>=0.99"`. Unfinished requests miss.
     - `confidence`: of the interval. `precision`: its half-width relative to the value, for which seeds are added, at
       most `max_seeds`; they are `seed`, `seed` + 1, ...
-    - `horizon_s`, `warmup_s`: of each run, seconds; None: the program's own. Near saturation the start-up is long: a note
+    - `horizon_s`, `warmup_s`: of each run, seconds; None: the program's own. Near saturation the start-up is long: a
+      note
       says when the backlog still grows at the answer.
     - `window_s`: of a recorded trace: length of the arrival windows of the block bootstrap (None: 60 equal windows).
 
     **Returns:** a `Capacity` with `.value`, `.interval`, `.verdict`, `.table`; for several programs a list of them.
 
-    **Raises:** `ValueError` for an argument, a metric or a parameter; `ProgramError` for the program; `VerdictError` if a
+    **Raises:** `ValueError` for an argument, a metric or a parameter; `ProgramError` for the program; `VerdictError`
+    if a
     run ends with deadlock, livelock, capacity or error.
     """
     from .capacity import find
 
     many = not isinstance(prog, ir.Program)
     found = find(
-        list(prog) if many else [prog], over=over, between=between, slo=slo, confidence=confidence, precision=precision, seed=seed,
-        max_seeds=max_seeds, horizon_s=horizon_s, warmup_s=warmup_s, window_s=window_s, progress=progress,
+        list(prog) if many else [prog], over=over, between=between, slo=slo, confidence=confidence,
+        precision=precision, seed=seed, max_seeds=max_seeds, horizon_s=horizon_s, warmup_s=warmup_s,
+        window_s=window_s, progress=progress,
     )
     return found if many else found[0]
 
@@ -114,7 +119,8 @@ def compare(
 
     **Arguments:**
     - `metric`: by name, see `serqjax.study.metrics`. `confidence`: of the interval.
-    - `precision`: half-width of the difference's interval over A's value, for which seeds are added, at most `max_seeds`;
+    - `precision`: half-width of the difference's interval over A's value, for which seeds are added, at most
+      `max_seeds`;
       they are `seed`, `seed` + 1, ...
     - `horizon_s`: seconds of a run; None: each program's own. `warmup_s`: seconds that are not measured; None: each
       program's own; `"mser5"`: by the rule MSER-5 from runs without warm-up, the longer of both programs.
@@ -123,7 +129,8 @@ def compare(
 
     **Returns:** a `Comparison`: `print` it, or ask `.difference`, `.interval`, `.verdict`.
 
-    **Raises:** `ValueError` for an argument or a metric; `ProgramError` for a program; `VerdictError` if a run ends with
+    **Raises:** `ValueError` for an argument or a metric; `ProgramError` for a program; `VerdictError` if a run ends
+    with
     deadlock, livelock, capacity or error.
     """
     from .compare import paired

@@ -3,7 +3,8 @@
 The search goes up the range in few steps, refines the first crossing, and then asks three values close together with as
 many seeds as the precision needs. The same seeds run at every value (common random numbers), so that the curves of one
 seed at neighbouring values differ by the value and not by luck. The answer is where the line through the log of the
-miss share crosses what is allowed; its interval comes from leaving out one seed after the other, or from drawing windows
+miss share crosses what is allowed; its interval comes from leaving out one seed after the other, or from drawing
+windows
 of a recorded trace with replacement.
 
 **Source:** `docs/capacity.md`.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Generator, Sequence
 from typing import Any, final
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from .. import ir
 from ..api import check, run_many
+from ..extras import needs
 from ..overrides import with_span
 from ..progress import AbstractProgress, NoProgress
 from ..report.censoring import Estimate
@@ -40,7 +43,7 @@ from .slo import Slo, slo
 
 #: Values of the first look over the range, and how many of them run together on the way up.
 POINTS, TOGETHER = 12, 2
-COARSE_SEEDS, LAST_SEEDS = 8, 32
+COARSE_SEEDS, INNER_SEEDS = 8, 16
 #: The bracket is refined until its ends are so close; the last three values lie so far apart.
 CLOSE, SPACING = 1.10, 0.03
 INSIDE = 4
@@ -52,7 +55,8 @@ class Capacity:
     """The answer of `serqjax.capacity`.
 
     - `value`: the largest value that meets the targets; NaN where there is none. `interval`: at `confidence`.
-    - `verdict`: `found`; `unstable` (the backlog grows even at the lowest value: `cause` gives the drift); `missed` (the
+    - `verdict`: `found`; `unstable` (the backlog grows even at the lowest value: `cause` gives the drift); `missed`
+      (the
       lowest value misses a target); `met` (the highest value still meets all: the capacity is above it);
       `not_monotone` (a higher value meets what a lower one misses; `table` shows where).
     - `notes`: what else is to be known. `binding`: the target that is missed first.
@@ -92,6 +96,23 @@ class Capacity:
             "parts": self.parts, "runs": self.runs, "rows": list(self.rows),
         })  # fmt: skip
 
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """The curve of each target with the answer: a matplotlib figure, also written to `path` if given."""
+        with needs("plot", "a picture"):
+            from ..plot.frame import write
+            from ..plot.studies import capacity_figure
+
+            fig = capacity_figure(self)
+        if path is not None:
+            write(fig, os.fspath(path))
+        return fig
+
+    def to_html(self) -> str:
+        """A self-contained page."""
+        from .page import capacity_page
+
+        return capacity_page([self], f"Capacity: {self.program.name}")
+
     def to_json(self) -> str:
         return dumps(self.to_document())
 
@@ -120,8 +141,8 @@ def find(
     check_confidence(confidence)
     if not 0 < precision < 1:
         raise ValueError(f"precision={precision:g}: a share above 0 is needed, for example 0.02 for 2 %")
-    if max_seeds < LAST_SEEDS:
-        raise ValueError(f"max_seeds={max_seeds}: at least {LAST_SEEDS} are needed for an interval")
+    if max_seeds < FIRST_SEEDS:
+        raise ValueError(f"max_seeds={max_seeds}: at least {FIRST_SEEDS} are needed for an interval")
     searches = []
     for prog in programs:
         prog = with_span(prog, horizon_s=horizon_s, warmup_s=warmup_s)
@@ -240,7 +261,7 @@ class Search:
                             "the capacity is above it; widen the range")
         first_miss = misses.index(True)
         if first_miss == 0:
-            return self.end("missed", f"a target is missed at the lowest value, {self.low:g}: widen the range downwards")
+            return self.end("missed", f"a target is missed at the lowest value, {self.low:g}: widen the range down")
         last_met = max(k for k, m in enumerate(misses) if not m)
         a, b = probes[first_miss - 1], probes[max(last_met + 1, first_miss)]
         return (yield from self.refine(a, b))
@@ -264,7 +285,7 @@ class Search:
         """Narrow the bracket by signs."""
         while b.at / a.at > CLOSE or self.repeats.windows:
             inner = np.geomspace(a.at, b.at, INSIDE + 2)[1:-1].tolist()
-            row = [a, *(yield inner, FIRST_SEEDS), b]
+            row = [a, *(yield inner, INNER_SEEDS), b]
             misses = [self.worst(p)[0] > 0 for p in row]
             first = max(misses.index(True) if any(misses) else len(row) - 1, 1)
             last = max([k for k, m in enumerate(misses) if not m], default=0)
@@ -284,8 +305,8 @@ class Search:
     def at_stability(self, a: Probe, b: Probe) -> Capacity:
         """The targets hold up to where the backlog begins to grow."""
         d = mean_interval(b.drift, self.confidence)
-        cause = (f"the targets are met as long as the program is stable: at {b.at:.6g} the number of unfinished requests "
-                 f"grows by {d.value:.4g} requests/s; the interval is the last stable and the first unstable value tried")
+        cause = (f"the targets are met as long as the program is stable: at {b.at:.6g} the unfinished requests grow by "
+                 f"{d.value:.4g} requests/s; the interval is the last stable and the first unstable value tried")
         return self.end("found", cause, a.at, (a.at, b.at), "stability")
 
     def settle_windows(self, probes: list[Probe]) -> Capacity:
@@ -296,7 +317,7 @@ class Search:
     def settle(self, a: Probe, b: Probe) -> Steps:
         """Three values around the crossing, with as many seeds as the precision needs."""
         centre = math.sqrt(a.at * b.at)
-        seeds, spread = LAST_SEEDS, 0.0
+        seeds, spread = FIRST_SEEDS, 0.0
         for _ in range(5):
             values = [centre * (1 - SPACING), centre, centre * (1 + SPACING)]
             probes = yield values, seeds
@@ -307,7 +328,7 @@ class Search:
         while True:
             root, spread = widened(root, spread, self.confidence)
             half = (root.high - root.low) / 2
-            wanted = more_seeds(seeds, LAST_SEEDS, half, self.precision * root.value, self.max_seeds)
+            wanted = more_seeds(seeds, FIRST_SEEDS, half, self.precision * root.value, self.max_seeds)
             if wanted <= seeds:
                 return self.conclude(root, binding, probes)
             seeds = wanted
@@ -376,6 +397,8 @@ class Search:
             ratio = top / bottom if bottom else math.nan
             shown = ratio if target.metric.kind != "goodput" else 1.0 - ratio
             name = target.text if target.metric.kind != "quantile" else f"share above: {target.text}"
+            if target.of_shares:
+                out[f"misses {target.text}"] = int(top)
             out |= {name: shown, f"excess {target.text}": e.value, f"excess low {target.text}": e.low,
                     f"excess high {target.text}": e.high}
         return out

@@ -1,11 +1,13 @@
 """Which of two programs is better, and how sure is that: the same seeds under both.
 
 Seed s of A and seed s of B have the same arrivals, lengths and think times wherever both programs draw them (common
-random numbers), so the difference within a seed varies much less than either value. The difference is the mean over seeds of each
-seed's own difference, with Student's interval. Seeds are added until the half-width is small enough: after 16 the
+random numbers), so the difference within a seed varies much less than either value. The difference is the mean over
+seeds of each
+seed's own difference, with Student's interval. Seeds are added until the half-width is small enough: after 32 the
 number needed is foretold from their spread, run, and looked at again (`precision.more_seeds` states the rule).
 
-Replays of one recorded trace draw nothing: there is one difference and no interval, unless windows of arrivals are drawn anew
+Replays of one recorded trace draw nothing: there is one difference and no interval, unless windows of arrivals are
+drawn anew
 (`window_s`).
 
 **Source:** A. M. Law, *Simulation Modeling and Analysis*, 5th ed. (2015), sections 10.2 and 11.2; `docs/capacity.md`.
@@ -52,7 +54,8 @@ class Comparison:
 
     - `a`, `b`: the metric of each program. `difference`: with `.low`, `.high` at `confidence`.
     - `relative`: the difference over A's value.
-    - `verdict`: `b_lower`, `b_higher`, `no_difference` (the interval holds 0), `no_interval` (nothing is random), `unknown`
+    - `verdict`: `b_lower`, `b_higher`, `no_difference` (the interval holds 0), `no_interval` (nothing is random),
+      `unknown`
       (the value lies among unfinished requests; `cause` says in which program).
     - `warmup_s`: seconds that were not measured. `correlation`: of A and B over the seeds.
     - `per_seed`: the pairs, `(seeds, 2)`.
@@ -90,7 +93,8 @@ class Comparison:
         import polars
 
         a, b = self.per_seed.T
-        return polars.DataFrame({"seed_index": np.arange(len(a)), "a": a, "b": b, "difference": b - a}, nan_to_null=True)
+        columns = {"seed_index": np.arange(len(a)), "a": a, "b": b, "difference": b - a}
+        return polars.DataFrame(columns, nan_to_null=True)
 
     def to_document(self) -> dict[str, Any]:
         """What `serqjax compare --json` prints."""
@@ -187,7 +191,9 @@ def _run(pair: Sequence[ir.Program], seeds: range, progress: AbstractProgress) -
     return [(usable(x), usable(y)) for x, y in zip(runs[:n], runs[n:])]
 
 
-def _paired(values: Sequence[tuple[Estimate, Estimate]], confidence: float) -> tuple[Estimate, Estimate, Estimate] | None:
+def _paired(
+    values: Sequence[tuple[Estimate, Estimate]], confidence: float
+) -> tuple[Estimate, Estimate, Estimate] | None:
     """A, B and B - A over the seeds; None if a value is not known."""
     array = np.array([(x.value, y.value) for x, y in values])
     if np.isnan(array).any():
@@ -264,7 +270,7 @@ def _windows(pair: Sequence[ir.Program], names: tuple[str, str], which: Metric, 
         raise ValueError(f"{which.name}: windows of a trace have none; use a metric of requests")
     a, b = pair
     if not (replays(a) and replays(b)) or a.arrival.at != b.arrival.at:  # type: ignore[union-attr]
-        raise ValueError("window_s: both programs are to replay the same recorded times, so that their windows are paired")
+        raise ValueError("window_s: both programs are to replay the same recorded times, to pair their windows")
     count = window_count(a, window_s)
     runs = _run(pair, range(seed, seed + 1), progress)[0]
     weights = resamples(count)

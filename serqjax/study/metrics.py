@@ -43,6 +43,7 @@ from ..results import Run
 #: Latencies that each request has once, by their short names.
 LATENCIES = ("ttft", "tpot", "e2e")
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01, "": 1.0}
+SHARES = {"unfinished": (RequestStatus.running, RequestStatus.queued), "rejected": (RequestStatus.rejected,)}
 TIMES = frozenset(UNITS) - {"%"}
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z%]*)")
 
@@ -157,8 +158,7 @@ class Metric:
         status = table["status"]
         counted = table["measured"] & self.part.of(table) & (table["sent_s"] <= end_s(run.raw) - cooldown_s)
         if self.kind == "share":
-            wanted = {"unfinished": (RequestStatus.running, RequestStatus.queued), "rejected": (RequestStatus.rejected,)}
-            return counted & np.isin(status, wanted[self.base]), counted
+            return counted & np.isin(status, SHARES[self.base]), counted
         good = counted & (status != RequestStatus.rejected)
         for condition in self.conditions:
             good = good & meets(run, condition)

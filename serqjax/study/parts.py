@@ -1,7 +1,8 @@
 """What a study repeats: seeds of a program that draws, windows of arrivals of one that replays a trace.
 
 Seeds are independent runs. A replay has nothing random, so its arrival windows are the independent parts: a *block
-bootstrap* draws windows with replacement, each with all that became of the requests sent in it. A queue that reaches over
+bootstrap* draws windows with replacement, each with all that became of the requests sent in it. A queue that reaches
+over
 the end of a window belongs to the window in which its requests were sent; windows are to be longer than such queues.
 
 **Source:** H. R. Kuensch, The jackknife and the bootstrap for general stationary observations, Ann. Stat. 17 (1989).
@@ -197,7 +198,8 @@ def window_count(program: ir.Program, window_s: float | None) -> int:
     assert isinstance(arrival, ir.Listed)
     span = arrival.at[-1] - arrival.at[0]
     if not 0 < window_s < np.inf or span / window_s < FEWEST_WINDOWS:
-        raise ValueError(f"window_s={window_s:g}: the trace of {span:.6g} s is to have at least {FEWEST_WINDOWS} windows")
+        few = f"the trace of {span:.6g} s is to have at least {FEWEST_WINDOWS} windows"
+        raise ValueError(f"window_s={window_s:g}: {few}")
     return int(np.ceil(span / window_s - 1e-9))
 
 

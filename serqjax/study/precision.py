@@ -18,8 +18,9 @@ import numpy as np
 
 from ..report.censoring import Estimate
 
-#: Seeds that a study begins with, and resamples of a bootstrap.
-FIRST_SEEDS = 16
+#: Seeds of the first look that decides how many are needed (below that a spread says little), and resamples of a
+#: bootstrap.
+FIRST_SEEDS = 32
 #: A first spread is uncertain: never more than so many times the seeds that there are.
 MOST_GROWTH = 8
 RESAMPLES = 2000
@@ -91,9 +92,11 @@ def percentile_bootstrap(values: np.ndarray, confidence: float, parts: int) -> E
 def more_seeds(done: int, first: int, half: float, wanted: float, most: int) -> int:
     """How many seeds in all, for the half-width `half` of `done` seeds to come down to `wanted`; `done`: enough.
 
-    **The rule.** After the `first` seeds: as many as their spread asks for if it is underestimated as far as one time in
+    **The rule.** After the `first` seeds: as many as their spread asks for if it is underestimated as far as one
+    time in
     ten (Stein's first stage, with the upper end for the variance), at least twice as many. So the seeds that
-    decide how many there are, are a small part of those that are used, and stopping favours no lucky spread. Later: as many
+    decide how many there are, are a small part of those that are used, and stopping favours no lucky spread. Later:
+    as many
     as are still missing and a tenth on top. Never more than `MOST_GROWTH` times as many at once, and at most `most`.
     """
     if not math.isfinite(half) or (done > first and half <= wanted):

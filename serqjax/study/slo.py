@@ -103,7 +103,8 @@ class Slo:
     def excess(self, top: np.ndarray, bottom: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Log of the ratio over what is allowed, `(weights, rates)`; above 0 the target is missed.
 
-        **Arguments:** `top`, `bottom`: sums `(rates, parts)`; `weights`: how often each part counts, `(weights, parts)`.
+        **Arguments:** `top`, `bottom`: sums `(rates, parts)`; `weights`: how often each part counts, `(weights,
+        parts)`.
         Shares get half a miss more, so that none at all has a logarithm too.
         """
         above, below = weights @ top.T, weights @ bottom.T

@@ -64,7 +64,8 @@ def comparison_text(found: Comparison) -> str:
     unit = f" {unit}" if unit else ""
     lines = [f"{which.name}{' in' if unit else ''}{unit}, intervals at {found.confidence:g}"]
     for name, e in zip(("A", "B"), (found.a, found.b)):
-        lines.append(f"  {name}      {e.format(scale)}   {found.names[0 if name == 'A' else 1].removeprefix(name + ': ')}")
+        program = found.names["AB".index(name)].removeprefix(f"{name}: ")
+        lines.append(f"  {name}      {e.format(scale)}   {program}")
     d, r = found.difference, found.relative
     if not math.isnan(d.value):
         share = "" if math.isnan(r.value) else f"   {r.value:+.2%} of A"
