@@ -96,7 +96,7 @@ def summary(rows: dict[str, Any], label: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--programs", type=int, default=3000, metavar="N", help="at least this many altogether")
     parser.add_argument("--structure", action="append", choices=STRUCTURES, metavar="NAME", help="only this one")
     parser.add_argument("--part", choices=[*PARTS, "both"], default="both", help="what is compared")

@@ -31,8 +31,6 @@ class Fault(IntEnum):
     load = 20
     leases = 21
     bad_units = 22
-    bad_reuse = 23
-    bad_limits = 24
 
 
 AMOUNT = "{who}an amount is negative or not a number (units, tokens or seconds), "
@@ -46,8 +44,6 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
         AMOUNT + "at state `{state}`",
     ),
     Fault.bad_units: (Verdict.error, AMOUNT + "in pool `{pool}`"),
-    Fault.bad_limits: (Verdict.error, AMOUNT + "in the budget or chunk of stage `{stage}`"),
-    Fault.bad_reuse: (Verdict.error, "{who}the reuse of the hold `{scope}` is not a number"),
     Fault.require: (Verdict.error, "{who}{problem}"),
     Fault.unsettled: (
         Verdict.error,
