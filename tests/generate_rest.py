@@ -6,6 +6,7 @@ See `generate.py` for what a structure is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from generate import engine
@@ -13,6 +14,7 @@ from ir14_builder import (
     CACHED,
     DELAY,
     SERIAL,
+    Body,
     Builder,
     Json,
     S,
@@ -30,6 +32,7 @@ from ir14_builder import (
     op,
     put,
     see,
+    stage_state,
     sub,
     work,
 )
@@ -98,7 +101,66 @@ def held_chain(rng: Random) -> Json:
     return b.finish(rng, {"Sessions": rows}, session, horizon=100)
 
 
+# ---------------------------------------------------------------- desks: networks of stages without a pool
+
+
+def desks(rng: Random, *, arrival: str = "poisson", kind: str = "fifo", way: str = "straight") -> Json:
+    """Sessions between a delay and a stage of some kind, by different ways through their program.
+
+    `arrival`: how sessions come; `kind`: of the second stage; `way`: what a session does there.
+    """
+    b = Builder()
+    x, k, left = b.attr("x", "Size"), b.attr("k", "Size"), b.attr("left")
+    rate = num(rng.uniform(0.8, 2))
+    kinds: dict[str, Json] = {
+        "fifo": {"Fifo": rng.randint(1, 3)},
+        "delay": DELAY,
+        "ps": {"Ps": rate},
+        "limited": {"Ps": mul(call("Min", ctx("N"), num(rng.randint(2, 4))), rate)},
+    }
+    desk, tool = b.stage("desk", kinds[kind]), b.stage("tool", DELAY)
+    seen, done = b.observe("seen"), b.observe("done")
+    pause = (S, work(tool, add(num(rng.uniform(0.1, 0.4)), mul(at(x), num(rng.uniform(0.2, 1))))))
+    serve = (S, work(desk, at(x)))
+    look = [(S, see(seen, stage_state(fun, desk))) for fun in ("Queue", "Busy", "Work")]
+    again = Body([pause, (S, put(left, sub(at(left), num(1)))), serve])
+    ways: dict[str, list[Json]] = {
+        "straight": [pause, *look, serve],
+        "turns": [(W, "Turn"), serve, pause, (W, "Turn"), *look, serve],
+        "branch": [(S, {"Branch": [op("Gt", at(x), num(0.7)), Body([*look, serve]), Body([pause])]}), serve],
+        "while": [(S, put(left, at(k))), serve, (S, {"While": [op("Gt", at(left), num(0)), again]}), *look],
+        "nothing": [(S, work(desk, mul(at(x), op("Gt", at(k), num(1))))), *look, (S, work(tool, num(0))), serve],
+    }
+    session = [*ways[way], (S, see(done, ctx("Now")))]
+    if arrival == "closed":
+        session = [(S, {"Loop": Body([pause, *session])})]
+    init = [put(x, draw("Exp", rng.uniform(0.4, 1.0))), put(k, call("Floor", draw("Uniform", 0, 4)))]
+    gap = draw("Erlang", 2, rng.uniform(0.5, 1.5))
+    laws: dict[str, Json] = {
+        "poisson": {"Poisson": rng.uniform(0.4, 1.5)}, "renewal": {"Renewal": gap}, "drain": {"Renewal": gap},
+        "closed": {"Closed": rng.randint(1, 6)}, "batch": {"Batch": rng.randint(2, 12)},
+    }  # fmt: skip
+    if arrival == "sessions":
+        listed = [{"attrs": [[x, float(rng.randint(1, 6)) / 2], [k, float(rng.randint(0, 3))]]} for _ in range(6)]
+        return b.finish(rng, {"Sessions": listed}, session, horizon=60)
+    drains = arrival == "drain"
+    return b.finish(rng, laws[arrival], session, init=init, warmup=rng.choice([0.0, 3.0]),
+                    horizon=400.0 if drains else 30.0, arrivals=rng.randint(5, 25) if drains else None)  # fmt: skip
+
+
+#: arrival, kind of the stage, way through the program
+DESKS = """
+    poisson fifo straight  poisson fifo turns  poisson fifo branch  poisson fifo while  poisson delay nothing
+    poisson limited while  renewal fifo while  renewal ps straight  renewal delay turns  drain fifo straight
+    drain limited branch  drain ps turns  closed fifo straight  closed ps branch  closed limited nothing
+    batch fifo while  batch limited straight  batch ps nothing  sessions fifo branch  sessions ps while
+    sessions limited straight  renewal limited turns  batch delay turns""".split()
+
 REST: dict[str, Callable[[Random], Json]] = {
+    **{
+        f"desk_{arrival}_{kind}_{way}": partial(desks, arrival=arrival, kind=kind, way=way)
+        for arrival, kind, way in zip(DESKS[::3], DESKS[1::3], DESKS[2::3])
+    },
     "curves": curves,
     "nobody": nobody,
     "requeued": requeued,

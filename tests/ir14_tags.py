@@ -40,8 +40,8 @@ BY_SECTION: dict[str, str] = {
         fun.Min fun.Max fun.Abs fun.Floor fun.Ceil fun.Sqrt fun.Exp fun.Ln fun.Queue fun.Busy fun.Work fun.Used fun.Free
         fun.CachedIn fun.Allocated fun.Holders fun.Queued fun.Price fun.BudgetLeft fun.EstLambda fun.EstRho fun.EstWait
         ctx.Now ctx.Waited ctx.Size ctx.Age ctx.Last ctx.Queued ctx.N ctx.Nres ctx.Ndec ctx.Kvb ctx.Kvp ctx.Ntok
-        ctx.Npre ctx.Attn ctx.Decoding ctx.Admission ctx.Remaining ctx.Position ctx.Admitted ctx.Preempted ctx.Demand ctx.Served
-        ctx.Arrived ctx.Input ctx.Output ctx.Known ctx.Hit ctx.Requeued ctx.Finished""",
+        ctx.Npre ctx.Attn ctx.Decoding ctx.Admission ctx.Remaining ctx.Position ctx.Admitted ctx.Preempted ctx.Demand
+        ctx.Served ctx.Arrived ctx.Input ctx.Output ctx.Known ctx.Hit ctx.Requeued ctx.Finished""",
     "Arrivals and sessions": """
         arrival.Poisson arrival.Renewal arrival.Closed arrival.Batch arrival.Sessions arrival.None Sessions.attrs
         Sessions.turns""",

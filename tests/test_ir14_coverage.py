@@ -8,6 +8,9 @@ from typing import Any
 import generate
 import generate_pools
 import pytest
+import test_generated
+import test_measures
+import test_pools
 from compare_runs import accepted_by_pyserq, as_program, compare_with_pyserq, first_difference, run_engine, run_oracle
 from generate_rest import REST
 from ir14_tags import REFUSED, TAGS, tags_of
@@ -17,9 +20,18 @@ from test_importer_messages import REFUSED as MESSAGES
 
 from serqjax.ir.structure import skeleton
 
-#: Compiled in every run of the tests.
-QUICK = {"curves", "nobody"}
+#: Compiled in every run of the tests: those without an engine or shared blocks, two or three seconds each.
+QUICK = set(REST) - {"requeued", "held_chain"}
 COUNT = 12
+
+
+def test_enough_is_run_every_time() -> None:
+    """pyserq = oracle = array engine, over structures that are compiled in every run of the tests."""
+    counts = {name: test_generated.PER_STRUCTURE for name in test_generated.CORE}
+    counts |= {name: test_pools.COUNT for name in test_pools.CORE}
+    counts |= {name: test_measures.PER_ENGINE for name in test_measures.QUICK}
+    counts |= {name: COUNT for name in QUICK}
+    assert len(counts) >= 60 and sum(counts.values()) >= 300
 
 
 @pytest.fixture(scope="module")
