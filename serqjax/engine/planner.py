@@ -333,5 +333,5 @@ def record_gives(w: Lane, stage: Array, mask: Array, works: Array, tokens: Value
         ],
         axis=1,
     )
-    append_in_order(w, rows, w.give_key, mask)
+    append_in_order(w, rows, w.give_key, mask & works)
 
