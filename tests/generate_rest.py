@@ -148,8 +148,8 @@ def desks(rng: Random, *, arrival: str = "poisson", kind: str = "fifo", way: str
                     horizon=400.0 if drains else 30.0, arrivals=rng.randint(5, 25) if drains else None)  # fmt: skip
 
 
-#: Arrival, kind of the stage, way through the program. No `drain limited`: where a job keeps its rate when another leaves,
-#: an event that is out of date falls on the last one or an ulp beside it, and a drained run may count one more event.
+#: Arrival, kind of the stage, way through the program. No `drain limited`: where a job keeps its rate when another one
+#: leaves, an event that is out of date falls on the last event or an ulp beside it, and may be counted or not.
 DESKS = """
     poisson fifo straight  poisson fifo turns  poisson fifo branch  poisson fifo while  poisson delay nothing
     poisson limited while  renewal fifo while  renewal ps straight  renewal delay turns  drain fifo straight
