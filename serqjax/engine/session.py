@@ -493,6 +493,7 @@ class Pass:
                 lease = plan.lease_left(plan.states[i])
                 if lease is not None:
                     after_s = at_least_0(evaluate(lease.after_s, self.env(), here))
+                    self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)  # an index in it may be wrong
                     self.lease_after_s = jnp.where(here, after_s, self.lease_after_s)
                 self.leave = self.leave | here
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
