@@ -3,12 +3,12 @@
     python experiments/generated_sweep.py [--programs 3000] [--structure NAME]... [--part reference|engine|both]
                                           [--out FILE.json] [--resume] [--label LABEL]
 
-Structures are those of `tests/generate.py` and `tests/generate_pools.py`; the programs of one differ in numbers, seeds,
-arrivals and session scripts. `--part reference` runs each program in pyserq and in the sequential interpreter (samples
-in order and every report field), `--part engine` in the interpreter and the array engine (action by action, then every
-total, sample and request). Which programs they are depends on structure and `--label` alone; the tests use other
-labels. Result on stdout, progress on stderr; `--out` is written after every structure, and `--resume` keeps what it
-has. Exit 1 if anything differs: the first difference of each program is in the file. Needs pyserq.
+Structures are those of `tests/generate.py`, `generate_pools.py` and `generate_rest.py`; the programs of one differ in
+numbers, seeds, arrivals and session scripts. `--part reference` runs each program in pyserq and in the sequential
+interpreter (samples in order and every report field), `--part engine` in the interpreter and the array engine (action
+by action, then every total, sample and request). Which programs they are depends on structure and `--label` alone; the
+tests use other labels. Result on stdout, progress on stderr; `--out` is written after every structure, and `--resume`
+keeps what it has. Exit 1 if anything differs: the first difference of each program is in the file. Needs pyserq.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import generate  # noqa: E402
 import generate_pools  # noqa: E402
+import generate_rest  # noqa: E402
 from compare_runs import (  # noqa: E402
     accepted_by_pyserq,
     as_program,
@@ -39,7 +40,7 @@ import serqjax as sq  # noqa: E402
 from experiments.bench.machine import machine  # noqa: E402
 
 OUT = ROOT / "experiments" / "results" / "generated_sweep.json"
-STRUCTURES = {**generate.STRUCTURES, **generate_pools.STRUCTURES}
+STRUCTURES = {**generate.STRUCTURES, **generate_pools.STRUCTURES, **generate_rest.REST}
 
 
 def with_reference(sources: list[Any]) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def summary(rows: dict[str, Any], label: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--programs", type=int, default=3000, metavar="N", help="at least this many altogether")
     parser.add_argument("--structure", action="append", choices=STRUCTURES, metavar="NAME", help="only this one")
     parser.add_argument("--part", choices=[*PARTS, "both"], default="both", help="what is compared")

@@ -227,7 +227,7 @@ class Automaton:
 
                 def leave(session: Session) -> bool:
                     session.state = target
-                    scopes.leave(machine, session, at_state)
+                    scopes.leave(machine, session)
                     return True
 
                 return leave

@@ -21,7 +21,7 @@ from serqjax.ir import program as ir
 from serqjax.ir.structure import number
 from serqjax.report.raw import Action
 
-from .expressions import EPS, Look, amount
+from .expressions import EPS, Look, amount, bad_amount
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -106,7 +106,7 @@ class Blocks:
                 continue
             key = first(look)
             if key != key:
-                amount(key, look.session, self.pool.where)
+                raise bad_amount(look.session, self.pool.where)
             end = float("inf") if length is None else start + amount(length(look), look.session, self.pool.where)
             if end > start:
                 parts.append(Part(("content", key), start, end))

@@ -87,10 +87,19 @@ def who(session: Session | None) -> str:
     return "" if session is None else f"session {session.serial}: "
 
 
+def bad_amount(session: Session | None, place: str) -> RunError:
+    return RunError(f"{who(session)}an amount is negative or not a number (units, tokens or seconds), {place}")
+
+
 def amount(x: float, session: Session | None, place: str) -> float:
     """A number of units, tokens or seconds; tiny negatives are 0. `place`: the end of the sentence of an error."""
     if x != x or x < -EPS:
-        raise RunError(f"{who(session)}an amount is negative or not a number (units, tokens or seconds), {place}")
+        raise bad_amount(session, place)
+    return x if x > 0.0 else 0.0
+
+
+def at_least_0(x: float) -> float:
+    """Where the reference asks for no amount: what is negative or not a number is 0."""
     return x if x > 0.0 else 0.0
 
 

@@ -15,7 +15,7 @@ from serqjax.ir import program as ir
 from serqjax.ir.structure import number
 from serqjax.report.raw import Action
 
-from .expressions import EPS, Lazy, Look, RunError, amount
+from .expressions import EPS, Lazy, Look, RunError, at_least_0
 from .iteration import Body
 from .plan import Give, Given, Plan
 from .scopes import Growth, admit_next, grow, no_hold
@@ -104,9 +104,8 @@ class Step(Stage):
     def limits(self) -> tuple[float, float]:
         """Budget and chunk of an iteration that would start now."""
         look = Look([], self.machine.machine_stream, None, Lazy(self.totals_of_residents))
-        place = f"in the budget or chunk of stage `{self.machine.program.stages[self.index].name}`"
-        budget = amount(self.budget(look), None, place)
-        return budget, 0.0 if self.chunk is None else amount(self.chunk(look), None, place)
+        budget = at_least_0(self.budget(look))
+        return budget, 0.0 if self.chunk is None else at_least_0(self.chunk(look))
 
     # ------------------------------------------------------------ starting an iteration
 

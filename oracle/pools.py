@@ -16,7 +16,7 @@ from serqjax.ir.time import seconds
 from serqjax.report.raw import Action, PoolTotals
 
 from .blocks import Blocks
-from .expressions import EPS, Look, amount
+from .expressions import EPS, Look, at_least_0
 from .session import Hold, Session, Status, Waiting
 from .statistics import Signal
 
@@ -246,7 +246,7 @@ class Pool:
             there.last_tick, there.released = machine.now_tick, machine.next_release()
             tier.cached += units
         self.totals.spills += 1
-        machine.work_for_nobody(self.spill_via, amount(self.spill_work(look), None, self.where))
+        machine.work_for_nobody(self.spill_via, at_least_0(self.spill_work(look)))
 
     def least_entry(self) -> Entry:
         if self.evict_key is None:

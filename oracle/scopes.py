@@ -14,7 +14,7 @@ from serqjax.ir import program as ir
 from serqjax.report.raw import Action
 
 from .blocks import Block
-from .expressions import EPS, Function, Look, RunError, amount, who
+from .expressions import EPS, Function, Look, RunError, amount, at_least_0, who
 from .pools import Grower, Pool
 from .session import Hold, Leased, OpenScope, Session, Status, Waiting
 
@@ -117,7 +117,7 @@ def attempt(machine: Machine, waiting: Waiting) -> Trial:
     for take, place in enumerate(waiting.pools):
         shared = machine.pools[place].blocks
         if shared is not None and scope.keep[take] is not None:
-            reuse = math.inf if scope.reuse is None else max(scope.reuse(look), 0.0)
+            reuse = math.inf if scope.reuse is None else at_least_0(scope.reuse(look))
             hits[take] = shared.usable(look, min(reuse, machine.pools[place].up(units[take])))
     return Trial(attrs, units, needs, hits)
 
@@ -157,9 +157,7 @@ def admit(machine: Machine, waiting: Waiting, trial: Trial) -> None:
     session.waiting = None
     session.attrs[:] = trial.attrs
     look = Look(session.attrs, session.stream, session, {"Requeued": float(waiting.requeued)})
-    reuse = None if scope.reuse is None else max(scope.reuse(look), 0.0)
-    if reuse is not None and reuse != reuse:
-        raise RunError(f"{who(session)}the reuse of the hold `{scope.scope.name}` is not a number")
+    reuse = None if scope.reuse is None else at_least_0(scope.reuse(look))
     opened = OpenScope(waiting.scope, [], entered=waiting.entered)
     session.scopes.append(opened)
     most_own = 0.0
@@ -205,12 +203,9 @@ def retry(machine: Machine) -> None:
 # ---------------------------------------------------------------- giving back
 
 
-def leave(machine: Machine, session: Session, place: str) -> None:
-    """The innermost scope ends normally, and leaves a lease if it declares one; then every line is tried.
-
-    `place`: where it is left, for errors.
-    """
-    opened = give_back(machine, session, finished=True, leases_at=place)
+def leave(machine: Machine, session: Session) -> None:
+    """The innermost scope ends normally, and leaves a lease if it declares one; then every line is tried."""
+    opened = give_back(machine, session, finished=True, leases=True)
     for hold in opened.holds:
         session.preempted_at.pop(hold.pool, None)
         session.alone_in.discard(hold.pool)
@@ -218,15 +213,15 @@ def leave(machine: Machine, session: Session, place: str) -> None:
     retry(machine)
 
 
-def give_back(machine: Machine, session: Session, *, finished: bool, leases_at: str | None = None) -> OpenScope:
-    """Every pool of the innermost scope in order: its units are released (`leases_at`: or leased, by the scope)."""
+def give_back(machine: Machine, session: Session, *, finished: bool, leases: bool = False) -> OpenScope:
+    """Every pool of the innermost scope in order: its units are released (`leases`: or leased, as the scope says)."""
     opened = session.scopes[-1]
     opened.closing = True
     scope = machine.scopes[opened.scope]
     for hold in opened.holds:
         computed = hold.pos if opened.grown or not finished else hold.alloc
-        if leases_at is not None and hold.take == scope.leased:
-            lease(machine, session, opened, hold, computed, leases_at)
+        if leases and hold.take == scope.leased:
+            lease(machine, session, opened, hold, computed)
         else:
             release_hold(machine, session, opened.scope, hold, computed, finished=finished)
     session.scopes.pop()
@@ -341,11 +336,11 @@ def load(machine: Machine, session: Session, place: int, units: float) -> None:
         raise RunError(f"{who(session)}a load passes the units allocated, {machine.pools[place].where}")
 
 
-def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float, place: str) -> None:
+def lease(machine: Machine, session: Session, opened: OpenScope, hold: Hold, computed: float) -> None:
     """The hold's units stay with the session, without a hold, until a `Release`, their time or its end."""
     after_s = machine.scopes[opened.scope].lease_after_s
     assert after_s is not None
-    span_s = amount(after_s(session.look), session, place)
+    span_s = at_least_0(after_s(session.look))
     expires = span_s < float("inf")
     held = Leased(session, hold.pool, opened.scope, hold.take, hold.alloc, computed, hold.own, session.look, expires)
     session.leases.append(held)

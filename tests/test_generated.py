@@ -34,8 +34,8 @@ CORE = [
     "two_turns_cached", "two_turns_stochastic", "over_reuse", "shorter_turns", "evict_ties", "chunk_tail",
     "serve_general", "preempt_none_cached", "no_block", "evict_attr", "queue_waited", "header_crowd",
     "waiting_oversize", "kv_only", "renewal_drain", "trace_random", "hold_cached_tight", "bare_engine",
-    "two_engines_split", "two_engines_ways", "grow_in_engine", "memory_cached", "memory_aging", "nested", "grow_tail",
-    "control", "zero_work", "draws", "closed_network", "preempted_sharers", "ps_engine",
+    "two_engines_split", "grow_in_engine", "memory_cached", "memory_aging", "nested", "grow_tail",
+    "control", "zero_work", "draws", "closed_network", "ps_closed", "preempted_sharers", "ps_engine",
     "legs_rejected_cached",
 ]  # fmt: skip
 #: Programs per structure: at least 500 in all.

@@ -27,7 +27,7 @@ from serqjax.ir.structure import skeleton
 from serqjax.report.raw import Verdict
 
 #: Structures whose batch is compiled in every run of the tests; the others are marked slow.
-CORE = ["leases"]
+CORE = ["leases", "timed_lines", "timed_lines_keyed"]
 COUNT = 16
 
 

@@ -200,7 +200,7 @@ def test_a_closed_population_in_an_iteration() -> None:
 
 
 def amounts(case: int) -> ir.Program:
-    """Amounts that are errors, and lines that ask too much at the end of a run with `BudgetLeft` or an error."""
+    """Amounts that are errors or count as nothing; lines that ask too much at the end of a run with `BudgetLeft`."""
     chunk, oversize, units, late = [(-1, 1, 2, 90), (4, -5, 2, 90), (4, 1, 30, 90), (4, 1, 2, 1)][case]
     takes = (
         ir.Take(pool="p", units=ir.Call("Min", (a("u"), ir.StageState("BudgetLeft", "e"))), oversize=a("v")),

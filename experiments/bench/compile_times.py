@@ -97,7 +97,7 @@ def summary(rows: list[dict[str, Any]], limit_s: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--program", action="append", metavar="NAME", help="only this one (may be repeated)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where to write the result")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="what a program may take")

@@ -27,6 +27,7 @@ from .uniforms import evict_ready
 from .views import (
     Attributes,
     amount,
+    at_least_0,
     cap,
     columns,
     now_s,
@@ -136,10 +137,14 @@ class Header:
                 for let in s.scope.lets:
                     view.set(let.attr, evaluate(let.value, env, live), jnp.bool_(True))
                 units = [evaluate(t.units, env, live) for t in s.scope.takes]
-                needs = [
-                    u if t.reserve is None else jnp.maximum(u, evaluate(t.reserve, env, live))
-                    for u, t in zip(units, s.scope.takes)
-                ]
+                needs = []
+                for u, take in zip(units, s.scope.takes):
+                    need = u
+                    if take.reserve is not None:
+                        reserve = evaluate(take.reserve, env, live)
+                        # what is no amount must not hide behind the units: `check` finds NaN
+                        need = jnp.where(reserve >= -EPS, jnp.maximum(u, reserve), jnp.nan)
+                    needs.append(need)
                 reuse = jnp.float64(jnp.inf) if s.scope.reuse is None else evaluate(s.scope.reuse, env, live)
                 done[shape] = (list(view.values), units, needs, reuse)
             values, units, needs, reuse = done[shape]
@@ -161,7 +166,7 @@ class Header:
         w, plan = self.w, self.w.plan
         for pool in plan.by_content:
             self.found[pool] = found = Lookups(w, self.slot, self.attrs.get, self.made)(pool)
-            most = jnp.minimum(jnp.maximum(self.reuse, 0.0), round_up(w, pool, self.units[pool]))
+            most = jnp.minimum(at_least_0(self.reuse), round_up(w, pool, self.units[pool]))
             take = take_of(w, self.slot, self.scope, pool)
             keeps = caches(w, self.scope, pool, take) & self.takes[pool]
             blocks = jnp.floor((most + EPS) / block_size(w, pool))
@@ -267,8 +272,7 @@ def consume(w: Lane, slot: Array, header: Header, on: Array) -> None:
     plan = w.plan
     n = len(plan.skeleton.pools)
     own = [jnp.float64(0.0)] * n
-    reuse = jnp.maximum(header.reuse, 0.0)
-    w.fail(on & jnp.isnan(header.reuse), Fault.bad_reuse, slot, header.scope)
+    reuse = at_least_0(header.reuse)
     kept = {p for s in plan.scopes for t, ps in zip(s.scope.takes, s.takes) if t.keep is not None for p in ps}
     for pool in range(n):
         if pool not in kept or pool in plan.by_content:

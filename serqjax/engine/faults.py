@@ -32,8 +32,6 @@ class Fault(IntEnum):
     leases = 21
     holds = 22
     bad_units = 23
-    bad_reuse = 24
-    bad_limits = 25
 
 
 AMOUNT = "{who}an amount is negative or not a number (units, tokens or seconds), "
@@ -47,8 +45,6 @@ SENTENCES: dict[Fault, tuple[Verdict, str]] = {
         AMOUNT + "at state `{state}`",
     ),
     Fault.bad_units: (Verdict.error, AMOUNT + "in pool `{pool}`"),
-    Fault.bad_limits: (Verdict.error, AMOUNT + "in the budget or chunk of stage `{stage}`"),
-    Fault.bad_reuse: (Verdict.error, "{who}the reuse of the hold `{scope}` is not a number"),
     Fault.require: (Verdict.error, "{who}{problem}"),
     Fault.unsettled: (
         Verdict.error,

@@ -63,7 +63,6 @@ def start_plan(w: Lane) -> None:
             b, c = budget_and_chunk(w, stage, draws, begins & (found == stage))
             budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
         w.drawn = machine_drawn(w, draws)
-        w.fail(begins & ~((budget >= -1e-9) & (chunk >= -1e-9)), Fault.bad_limits, -1, found)
         w.pick(
             begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
             chunk=chunk, listed=0, preempting=False, owed=0.0, stopped=False, joined=False,
@@ -294,13 +293,14 @@ def start_iteration(w: Lane, over: Array) -> Array:
         seen = dict(sums)
         ticks, left, nothing = cost(w, s, seen, decode, prefill, draws, works & (stage == s))
         if plan.claims:
-            measures.start_iteration(w, s, seen, works & (stage == s))
+            measures.start_iteration(w, s, seen, works & (stage == s) & ~(nothing & (tokens > 0)))
         span = jnp.where(stage == s, ticks, span)
         rest = jnp.where(stage == s, left, rest)
         free = jnp.where(stage == s, nothing, free)
     w.drawn = machine_drawn(w, draws)
     span, rest, free, tokens = w.fence(span, rest, free, tokens)
     w.fail(works & (tokens > 0) & free, Fault.free_iteration, -1, stage)
+    works = works & (w.fault == 0)
     starts = hot & works
     w.stage_end = jnp.where(starts, w.now + span, w.stage_end)
     w.stage_key = jnp.where(starts, w.event_seq << SLOT_BITS, w.stage_key)
@@ -336,5 +336,5 @@ def record_gives(w: Lane, stage: Array, mask: Array, works: Array, tokens: Value
         ],
         axis=1,
     )
-    append_in_order(w, rows, w.give_key, mask)
+    append_in_order(w, rows, w.give_key, mask & works)
 

@@ -151,18 +151,19 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
         cause = sentence.format(**names)
         return verdict, dated(cause, int(s["now"]), program) if verdict == Verdict.error else cause
     verdict = Verdict(int(s["verdict"]))
-    seconds = float(s["end_tick"]) * program.tick_s
+    end_s, horizon_s = float(s["end_tick"]) * program.tick_s, number(program, program.horizon_s)
+    within_s = end_s if horizon_s is None else horizon_s
     if program.arrivals is not None and verdict in (Verdict.horizon, Verdict.drained):
         live, arrived = int(s["live"]), int(s["arrived"])
         if arrived < program.arrivals:
             return Verdict.error, (
-                f"horizon {seconds:g} reached before requested arrivals: got {arrived}, requested {program.arrivals}"
+                f"horizon {within_s:g} reached before requested arrivals: got {arrived}, requested {program.arrivals}"
             )
         if live:
-            return Verdict.error, f"failed to drain {live} active sessions within horizon {seconds:g}"
+            return Verdict.error, f"failed to drain {live} active sessions within horizon {within_s:g}"
         warmup = ticks(number(program, program.warmup_s), program.tick_s)
         if 0 < warmup and int(s["end_tick"]) <= warmup:
-            return Verdict.error, (f"arrivals drained at {seconds:g} before or at warmup {warmup * program.tick_s:g}")
+            return Verdict.error, (f"arrivals drained at {end_s:g} before or at warmup {warmup * program.tick_s:g}")
     if verdict == Verdict.deadlock:
         return verdict, who_waits(plan, s)
     if verdict == Verdict.livelock:

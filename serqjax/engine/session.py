@@ -72,6 +72,7 @@ from .uniforms import cursor, turn_cursor
 from .views import (
     Attributes,
     amount,
+    at_least_0,
     now_s,
     own_entry,
     pool_state,
@@ -491,10 +492,9 @@ class Pass:
             case Leave(then):
                 lease = plan.lease_left(plan.states[i])
                 if lease is not None:
-                    after_s = evaluate(lease.after_s, self.env(), here)
-                    after_s = amount(w, after_s, here, Fault.bad_amount, self.slot, i)
+                    after_s = at_least_0(evaluate(lease.after_s, self.env(), here))
+                    self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)  # an index in it may be wrong
                     self.lease_after_s = jnp.where(here, after_s, self.lease_after_s)
-                    self.on, here = self.on & (w.fault == 0), here & (w.fault == 0)
                 self.leave = self.leave | here
                 self.pc = jnp.where(here, plan.state_index[then], self.pc)
                 self.on = self.on & ~here

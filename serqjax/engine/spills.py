@@ -17,7 +17,7 @@ from .expr import Draws, Env, Value, evaluate
 from .faults import Fault
 from .lane import Lane
 from .uniforms import evict_cursor, evict_drawn
-from .views import amount, cap
+from .views import at_least_0, cap
 
 EPS = 1e-9
 
@@ -50,7 +50,7 @@ def spill(w: Lane, env: Env, row: Array, pool: Array, units: Array, on: Array) -
         draws: Draws = evict_cursor(w)
         env.draw = draws.take
         goes = here & (evaluate(spec.when, env, here) != 0.0)
-        work = amount(w, evaluate(spec.work, env, goes), goes, Fault.bad_units, -1, p)
+        work = at_least_0(evaluate(spec.work, env, goes))
         if plan.blocks["evict"]:
             w.evict_drawn = evict_drawn(w, draws)
         goes, work = w.fence(goes, work)

@@ -279,9 +279,9 @@ def budget_and_chunk(w: Lane, stage: int, draws: Draws | None = None, live: Valu
         w.plan, w.job.numbers, ctx=residents_ctx(w, stage), pool=pool_state(w, None), stage=stage_state(w),
         draw=None if draws is None else draws.take, register=register_state(w), stray=stray(w, -1),
     )  # fmt: skip
-    budget = jnp.asarray(evaluate(kind.budget, env, live))
-    chunk = jnp.float64(0.0) if kind.chunk is None else evaluate(kind.chunk, env, live)
-    return budget, jnp.asarray(chunk)
+    budget = at_least_0(evaluate(kind.budget, env, live))
+    chunk = jnp.float64(0.0) if kind.chunk is None else at_least_0(evaluate(kind.chunk, env, live))
+    return budget, chunk
 
 
 def open_budget(w: Lane, stage: int) -> Value:
@@ -332,3 +332,8 @@ def amount(w: Lane, value: Value, mask: Value, fault: int, slot: Value, place: i
     """An amount of units, tokens or seconds: below -1e-9 or NaN is an error, tiny negatives become 0."""
     w.fail(mask & ~(value >= -1e-9), fault, slot, place)
     return jnp.maximum(value, 0.0)
+
+
+def at_least_0(value: Value) -> Array:
+    """Where the reference asks for no amount: what is negative or not a number is 0."""
+    return jnp.where(jnp.asarray(value) > 0.0, value, 0.0)
