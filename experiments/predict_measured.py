@@ -2,9 +2,11 @@
 
     python experiments/predict_measured.py --data DIR --name NAME [--no-skew] [--no-prefix] [--json]
 
-Reads `NAME_attention.csv`, `_dense.csv`, `_per_sequence.csv`, `_requests.jsonl`, `_meta.json` and, where they are there,
+Reads `NAME_attention.csv`, `_dense.csv`, `_per_sequence.csv`, `_requests.jsonl`, `_meta.json` and, where they are
+there,
 `_skew_fit.csv` and `_prefix_shares.csv`. Runs the sequential interpreter, which is the faster one for a single run of
-iterations that cannot be coalesced; `--array` takes the array engine, with the same results. Prints the error of TTFT, TPOT and E2E, (predicted - measured) / measured.
+iterations that cannot be coalesced; `--array` takes the array engine, with the same results. Prints the error of
+TTFT, TPOT and E2E, (predicted - measured) / measured.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def prepare(args: argparse.Namespace) -> tuple[fit_data.RunData, dict[str, Any], tuple[measured.Shares, ...], sq.costs.Cost]:
+Inputs = tuple[fit_data.RunData, dict[str, Any], tuple[measured.Shares, ...], sq.costs.Cost]
+
+
+def prepare(args: argparse.Namespace) -> Inputs:
     """The run, the engine's flags, what prompts share, and the cost of a step."""
     files = {part: Path(args.data) / f"{args.name}_{part}" for part in (
-        "attention.csv", "dense.csv", "per_sequence.csv", "requests.jsonl", "meta.json", "skew_fit.csv", "prefix_shares.csv"
+        "attention.csv", "dense.csv", "per_sequence.csv", "requests.jsonl", "meta.json", "skew_fit.csv",
+        "prefix_shares.csv"
     )}  # fmt: skip
     run = fit_data.read(files["requests.jsonl"])
     note(str(run))
@@ -82,7 +88,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     found = measured.times_of(simulated, len(run))
     if np.isnan(found["last_s"]).any():
-        note(f"{int(np.isnan(found['last_s']).sum())} requests did not finish: {simulated.verdict} {simulated.raw.cause}")
+        missing = int(np.isnan(found["last_s"]).sum())
+        note(f"{missing} requests did not finish: {simulated.verdict} {simulated.raw.cause}")
         return 1
     errors = relative_errors(run, found)
     if args.json:

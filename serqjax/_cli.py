@@ -34,7 +34,7 @@ def call(argv: Sequence[str]) -> int:
     try:
         import cyclopts
 
-        from ._commands import app
+        from ._fit_commands import app
     except ModuleNotFoundError:
         return complain("the command line needs the extra `cli`: pip install 'serqjax[cli]'", EXIT_RUN)
     try:

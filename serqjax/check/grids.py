@@ -29,7 +29,8 @@ def check_grids(index: Index, problems: Problems) -> None:
                 text = f"{where} reads the table `{node.table}`, which is not declared"
                 problems.add(path, text, known(node.table, tables))
             elif len(node.args) != len(tables[node.table].axes):
-                text = f"{where}: the table `{node.table}` has {len(tables[node.table].axes)} axes, not {len(node.args)}"
+                axes = len(tables[node.table].axes)
+                text = f"{where}: the table `{node.table}` has {axes} axes, not {len(node.args)}"
                 problems.add(path, text, "give one argument per axis")
             elif position.moment != "step":
                 text = f"{where} reads the table `{node.table}`, but a table is read in the cost of a step stage alone"

@@ -1,7 +1,9 @@
 """What a real engine did: request times of a run, read from the files that benchmarks write.
 
-A `RunData` holds each request's sending, first token and last token on one clock, in seconds from the first sending, and
-its tokens. Rows that cannot be used are set aside with their reason, or the file is refused; nothing is dropped in silence.
+A `RunData` holds each request's sending, first token and last token on one clock, in seconds from the first sending,
+and
+its tokens. Rows that cannot be used are set aside with their reason, or the file is refused; nothing is dropped in
+silence.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class RunData:
         return len(self.sent_s)
 
     def __str__(self) -> str:
-        text = f"{self.name}: {len(self)} requests, {self.input_tok.sum()} input and {self.output_tok.sum()} output tokens"
+        tokens = f"{self.input_tok.sum()} input and {self.output_tok.sum()} output tokens"
+        text = f"{self.name}: {len(self)} requests, {tokens}"
         rows = "".join(f"\n  row {row} set aside: {reason}" for row, reason in self.set_aside)
         return text + rows
 
@@ -128,7 +131,8 @@ def _fault(row: _Row) -> str:
 
 
 def read(path: str | Path) -> RunData:
-    """Read the request times of a run: `vllm bench serve --save-detailed` JSON, AIPerf's `profile_export.jsonl`, or JSON
+    """Read the request times of a run: `vllm bench serve --save-detailed` JSON, AIPerf's `profile_export.jsonl`, or
+    JSON
     lines with `queued_ts`, `first_token_ts`, `last_token_ts`, `input_toks`, `output_toks`.
 
     **Raises:** `ProgramError` with the file, the row and what is missing.
@@ -175,7 +179,8 @@ def _timestamps(name: str, lines: list[tuple[int, dict[str, Any]]]) -> RunData:
     rows, aside = [], []
     missing = [key for key in needed.values() if not any(key in row for _, row in lines)]
     if missing:
-        raise ProgramError.at(name, f"the field `{missing[0]}` is missing in every row", "needed: " + ", ".join(needed.values()))
+        hint = "needed: " + ", ".join(needed.values())
+        raise ProgramError.at(name, f"the field `{missing[0]}` is missing in every row", hint)
     for number, row in lines:
         absent = [key for key in needed.values() if row.get(key) is None]
         if absent:
@@ -195,7 +200,8 @@ def _bench_serve(name: str, whole: dict[str, Any]) -> RunData:
         raise ProgramError.at(name, f"the field `{missing[0]}` is missing", hint)
     size = len(whole["start_times"])
     if any(len(whole[c]) != size for c in columns):
-        raise ProgramError.at(name, f"its lists have {', '.join(str(len(whole[c])) for c in columns)} rows", "is it cut?")
+        rows_of = ", ".join(str(len(whole[c])) for c in columns)
+        raise ProgramError.at(name, f"its lists have {rows_of} rows", "is it cut?")
     errors = whole.get("errors") or [""] * size
     rows, aside = [], []
     for i in range(size):
@@ -228,7 +234,8 @@ def _aiperf(name: str, lines: list[tuple[int, dict[str, Any]]]) -> RunData:
             sent_ns = row["metadata"]["request_start_ns"]
             metrics = row["metrics"]
             ttft, latency = (
-                metrics[key]["value"] * _SECONDS[metrics[key]["unit"]] for key in ("time_to_first_token", "request_latency")
+                metrics[key]["value"] * _SECONDS[metrics[key]["unit"]] for key in ("time_to_first_token",
+                "request_latency")
             )
             tokens = [metrics[key]["value"] for key in ("input_sequence_length", "output_sequence_length")]
         except (KeyError, TypeError) as error:

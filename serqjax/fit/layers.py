@@ -1,7 +1,9 @@
 """The cost of an engine step from measured times of its layers.
 
-Three tables, in the columns of LLMServingSim's profiler: `attention` (one layer, a mixed batch), `dense` (one call, by the
-tokens of the step) and `per_sequence` (by the requests of the step). A fourth, `skew`, says how much dearer the attention
+Three tables, in the columns of LLMServingSim's profiler: `attention` (one layer, a mixed batch), `dense` (one call,
+by the
+tokens of the step) and `per_sequence` (by the requests of the step). A fourth, `skew`, says how much dearer the
+attention
 of decodes of unequal length is than at their mean.
 
 **Source:** `data/README.md`, the closed loop (what a step is made of, rules of look-up).
@@ -19,7 +21,9 @@ from ..errors import ProgramError
 from ..ir.grids import Axis, Grid, reader
 
 #: How often each dense layer is called in one decoder layer of a Llama-like model.
-IN_A_LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
+IN_A_LAYER = {
+    "layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1, "down_proj": 1,
+}  # fmt: skip
 #: Dense layers called once a step, and those called once for the requests of the step.
 ONCE, PER_SEQUENCE = ("embedding", "final_layernorm"), ("lm_head", "sampler")
 #: Decoder layers of models, by the last part of their name: `num_hidden_layers` of their published `config.json`.

@@ -1,6 +1,7 @@
 """A measured run as a program: its requests at their times in a vLLM engine with its settings.
 
-The files of one run share a name: `NAME_requests.jsonl`, `NAME_meta.json`, tables of the layers, and what prompts share.
+The files of one run share a name: `NAME_requests.jsonl`, `NAME_meta.json`, tables of the layers, and what prompts
+share.
 
 **Source:** `data/README.md`, the closed loop.
 """
@@ -52,7 +53,8 @@ def read_shares(path: str | Path, requests: int) -> tuple[Shares, ...]:
                 raise ProgramError.at(f"{path}:{number}", "needs whole numbers `request`, `donor`, `blocks`") from None
             if not 0 <= share.donor < share.request < requests or share.blocks < 0:
                 text = f"request {share.request} cannot share {share.blocks} blocks of request {share.donor}"
-                raise ProgramError.at(f"{path}:{number}", text, f"the run has {requests} requests; a donor comes before")
+                hint = f"the run has {requests} requests; a donor comes before"
+                raise ProgramError.at(f"{path}:{number}", text, hint)
             found.append(share)
     return tuple(sorted(found, key=lambda s: s.request))
 
@@ -84,7 +86,8 @@ def read_settings(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         meta = json.loads(Path(path).read_text(encoding="utf-8"))
         flags = {key: value for key in SETTINGS if (value := meta["engine_kwargs"].get(key)) is not None}
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ProgramError.at(str(path), f"no engine settings can be read: {error!r}", "needed: engine_kwargs") from None
+        text = f"no engine settings can be read: {error!r}"
+        raise ProgramError.at(str(path), text, "needed: engine_kwargs") from None
     cache = meta.get("kv_cache") or {}
     flags |= {key: cache[key] for key in ("num_gpu_blocks", "block_size") if cache.get(key)}
     return flags, meta
@@ -116,7 +119,8 @@ def program_of(data: RunData, cost: Cost | Any, settings: Mapping[str, Any], sha
 
 
 def times_of(run: Any, requests: int) -> dict[str, np.ndarray]:
-    """Seconds of a run's requests in the order of the data: `first_s` and `last_s` since the start, NaN where missing."""
+    """Seconds of a run's requests in the order of the data: `first_s` and `last_s` since the start, NaN where
+    missing."""
     raw = run.raw
     order = np.full(requests, -1)
     order[raw.request_serial] = np.arange(len(raw.request_serial))
