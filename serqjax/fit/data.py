@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def _fault(row: _Row) -> str:
     return ""
 
 
-def read(path: str | Path) -> RunData:
+def read(path: str | os.PathLike[str]) -> RunData:
     """Read the request times of a run: `vllm bench serve --save-detailed` JSON, AIPerf's `profile_export.jsonl`, or
     JSON
     lines with `queued_ts`, `first_token_ts`, `last_token_ts`, `input_toks`, `output_toks`.
