@@ -28,8 +28,10 @@ from serqjax.ir.expr import (
     Resource,
     Sample,
     StageState,
+    Table,
     Unary,
 )
+from serqjax.ir.grids import reader
 from serqjax.ir.program import Order
 from serqjax.ir.time import seconds
 
@@ -170,6 +172,10 @@ class Compiler:
             case Sample(dist=dist, args=args):
                 functions = [self.expr(a) for a in args]
                 return lambda k: k.stream.draw(dist, [f(k) for f in functions])
+            case Table(table=table, args=args):
+                grid = next(g for g in self.machine.program.tables if g.name == table)
+                value, point = reader(grid), [self.expr(a) for a in args]
+                return lambda k: value([f(k) for f in point])
             case Call(fun=fun, args=args):
                 return self._call(fun, [self.expr(a) for a in args])
             case Unary(op="Neg", a=a):

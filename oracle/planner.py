@@ -177,6 +177,13 @@ class Step(Stage):
                     return sum(g.tokens * (g.before + g.tokens / 2.0) for g in given if not g.job.decoding)
                 case "DecodePositions":
                     return sum(g.before + 1.0 for g in given if g.job.decoding)
+                case "Nsch":
+                    return float(len(given))
+                case "PrefillPositions":
+                    return sum(g.before for g in given if not g.job.decoding)
+                case "LeastDecode" | "MostDecode":
+                    pick = min if name == "LeastDecode" else max
+                    return pick((g.before for g in given if g.job.decoding), default=0.0)
                 case "Demand":  # of all residents, whether they wait to grow or not
                     return sum(want(job, chunk) for job in self.residents)
                 case "Served":

@@ -25,6 +25,8 @@ from .api import run_reference as run_reference
 from .api import to_json as to_json
 from .cache import use_compilation_cache as use_compilation_cache
 from .errors import ProgramError as ProgramError
+from .fit import fit as fit
+from .overrides import with_params as with_params
 from .progress import AbstractProgress as AbstractProgress
 from .progress import BarProgress as BarProgress
 from .progress import NoProgress as NoProgress

@@ -35,6 +35,7 @@ def call(argv: Sequence[str]) -> int:
         import cyclopts
 
         from . import _capacity_commands as _capacity_commands
+        from . import _fit_commands as _fit_commands
         from . import _study_commands as _study_commands
         from ._commands import app
     except ModuleNotFoundError:

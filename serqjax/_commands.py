@@ -36,6 +36,10 @@ Settings = Annotated[
         negative="",
     ),
 ]
+Params = Annotated[
+    Path | None,
+    Parameter(help="Parameter values from this file, as `serqjax fit --out` writes it; --set goes before it."),
+]
 Workload = Annotated[
     str | None,
     Parameter(help="A .serq workload file; of a ready-made deployment `sessions` (default) or `requests`."),
@@ -66,6 +70,7 @@ def run(
     *,
     workload: Workload = None,
     set_: Settings = None,
+    params: Params = None,
     seed: Annotated[int | None, Whole, Parameter(help="One seed (default: the program's own).")] = None,
     seeds: Annotated[str | None, Parameter(help="Many seeds A:B, half-open: 0:64 runs 0 to 63.")] = None,
     horizon: Annotated[float | None, Parameter(help="End, s (default: the program's own).")] = None,
@@ -113,9 +118,9 @@ def run(
             raise Usage("--export-trace needs requests, which pyserq does not report: leave out --engine pyserq")
         if trace is not None:
             raise Usage("--trace is the array engine's: leave out --engine pyserq")
-        result = sq.run_reference(program, workload=workload, settings=settings_of(set_), **options)
+        result = sq.run_reference(program, workload=workload, settings=settings_of(set_, params), **options)
     else:
-        prog = sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace))
+        prog = sq.read(program, workload=workload, settings=settings_of(set_, params), trace=recorded(trace))
         sq.use_compilation_cache()
         try:
             result = sq.run(
@@ -138,13 +143,14 @@ def check(
     *,
     workload: Workload = None,
     set_: Settings = None,
+    params: Params = None,
     trace: Trace = None,
     json: Annotated[bool, Flag, Parameter(help="Print the facts as JSON.")] = False,
 ) -> int:
     """Check a program: all its errors at once, or what the engine will do with it."""
     import serqjax as sq
 
-    checked = sq.check(sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace)))
+    checked = sq.check(sq.read(program, workload=workload, settings=settings_of(set_, params), trace=recorded(trace)))
     print(checked.to_json() if json else str(checked))
     return 0
 
@@ -156,6 +162,7 @@ def draw(
     *,
     workload: Workload = None,
     set_: Settings = None,
+    params: Params = None,
     trace: Trace = None,
     out: Annotated[Path | None, Parameter(help="Write the picture to this SVG file (default: stdout).")] = None,
 ) -> int:
@@ -163,7 +170,7 @@ def draw(
     import serqjax as sq
 
     file_name("--out", out, (".svg",))
-    picture = sq.draw(sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace)))
+    picture = sq.draw(sq.read(program, workload=workload, settings=settings_of(set_, params), trace=recorded(trace)))
     if out is None:
         print(picture, end="")
     else:
@@ -179,17 +186,19 @@ def ir(
     *,
     workload: Workload = None,
     set_: Settings = None,
+    params: Params = None,
     trace: Trace = None,
 ) -> int:
     """Print a program as automaton JSON."""
     import serqjax as sq
 
-    print(sq.to_json(sq.read(program, workload=workload, settings=settings_of(set_), trace=recorded(trace))), end="")
+    prog = sq.read(program, workload=workload, settings=settings_of(set_, params), trace=recorded(trace))
+    print(sq.to_json(prog), end="")
     return 0
 
 
-def settings_of(words: Sequence[str] | None) -> dict[str, str]:
-    """`NAME=VALUE` words as a mapping."""
+def settings_of(words: Sequence[str] | None, params: Path | None = None) -> dict[str, str]:
+    """`NAME=VALUE` words as a mapping, after the values of a file of parameters."""
     settings: dict[str, str] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
@@ -198,6 +207,10 @@ def settings_of(words: Sequence[str] | None) -> dict[str, str]:
         if name in settings:
             raise Usage(f"--set {name}: given twice")
         settings[name] = value
+    if params is not None:
+        from .fit.result import read_params
+
+        settings = {name: repr(value) for name, value in read_params(params).items()} | settings
     return settings
 
 

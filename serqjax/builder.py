@@ -44,8 +44,10 @@ from .ir.expr import (
     Sample,
     StageFunction,
     StageState,
+    Table,
     Unary,
 )
+from .ir.grids import Grid
 from .ir.program import (
     Arrival,
     Attribute,
@@ -94,20 +96,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def parse(
     text: Text, attrs: Iterable[str] = (), params: Iterable[str] = (), place: str = "expression", *,
-    registers: Iterable[str] = (),
+    registers: Iterable[str] = (), tables: Iterable[str] = (),
 ) -> Expr:
     """An expression from text in Python's spelling and the IR's names.
 
     - numbers, `inf`; `a + b - c * d / e ** f`; `a < b` (`<= > >= == !=`); `and`, `or`, `not`; `a if test else b`;
     - a name is an attribute, else a parameter, a register, a context variable (`Now`, `Ndec`, ...); dots are allowed;
     - `Min Max Abs Floor Ceil Sqrt Exp Ln`; draws are marked as in serQ text: `~Exp(500)`;
+    - `attention(Npre, Ndec)`: a table of the program by name;
     - `Used(kv)`, `BudgetLeft(gpu)`, ... with the name of a pool or stage, or a member of an array: `Used(rep[j])`.
 
     **Raises:** `ProgramError` that quotes the text and names what is not understood.
     """
     if not isinstance(text, str):
         return Num(float(text)) if isinstance(text, (int, float)) else text
-    attrs, params, registers = frozenset(attrs), frozenset(params), frozenset(registers)
+    attrs, params, registers, tables = frozenset(attrs), frozenset(params), frozenset(registers), frozenset(tables)
 
     def bad(problem: str, hint: str = "") -> ProgramError:
         return ProgramError.at(place, f"`{text}`: {problem}", hint)
@@ -141,6 +144,8 @@ def parse(
             if len(node.args) != DRAW_ARITY[name]:
                 raise bad(f"`~{name}` takes {DRAW_ARITY[name]} arguments, got {len(node.args)}")
             return Sample(name, tuple(read(a) for a in node.args))  # type: ignore[arg-type]
+        if name in tables:
+            return Table(name, tuple(read(a) for a in node.args))
         functions = [*ARITY, *_POOL_FUNCTIONS, *_STAGE_FUNCTIONS, "Price"]
         if name not in functions:
             raise bad(f"`{name}` is not a function", nearest(name, functions))
@@ -226,7 +231,7 @@ def _tree(node: Any) -> ast.expr:
             return ast.Subscript(ast.Name(array), _tree(index))
         case Sample(dist, args):
             return ast.UnaryOp(ast.Invert(), ast.Call(ast.Name(dist), [_tree(a) for a in args], []))
-        case Call(fun, args):
+        case Call(fun, args) | Table(fun, args):
             return ast.Call(ast.Name(fun), [_tree(a) for a in args], [])
         case Unary(op, a):
             return ast.UnaryOp(ast.USub() if op == "Neg" else ast.Not(), _tree(a))
@@ -262,10 +267,12 @@ class Builder:
         self._states: dict[str, State] = {}
         self._gauges: dict[str, Gauge] = {}
         self._claims: dict[str, Claim] = {}
+        self._tables: dict[str, Grid] = {}
 
     def __call__(self, text: Text) -> Expr:
         """The expression that `text` says, in the names declared so far."""
-        return parse(text, self._attrs, self._params, self.name, registers=self._registers)
+        return parse(text, self._attrs, self._params, self.name, registers=self._registers,
+                     tables=self._tables)
 
     # ------------------------------------------------------------ names
 
@@ -363,6 +370,11 @@ class Builder:
         """Add a `Claim` of the kind `EveryIteration(stage)`, `SomeIteration(stage)` or `AtEnd()`."""
         made = Claim(name=name, kind=kind, value=self(value), given=None if given is None else self(given))
         return self._once(self._claims, name, made, "claim", again=False).name
+
+    def table(self, grid: Grid) -> str:
+        """Add a table, which a cost reads by name as a function of its axes; the same one may be declared twice."""
+        return self._once(self._tables, grid.name, grid, "table").name
+
     def choose(self, attr: str, count: Text, *keys: Text) -> Choose:
         """`attr` becomes the j below `count` with the least keys, which read it: `choose("j", 3, "Queue(rep[j])")`."""
         return Choose(self._known(attr), self(count), tuple(self(key) for key in keys))
@@ -386,6 +398,7 @@ class Builder:
             horizon_s=None if horizon_s is None else Num(float(horizon_s)), warmup_s=Num(float(warmup_s)),
             seed=seed, arrivals=arrivals, tick_s=tick_s,
             gauges=tuple(self._gauges.values()), claims=tuple(self._claims.values()),
+            tables=tuple(self._tables.values()),
         )
 
     def _known(self, attr: str) -> str:

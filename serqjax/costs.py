@@ -13,14 +13,16 @@ from typing import Literal
 from .builder import Builder
 from .errors import ProgramError
 from .ir.expr import Expr
+from .ir.grids import Grid
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """An expression over the iteration (`Ntok`, `Ndec`, ...) and the named numbers it reads."""
+    """An expression over the iteration (`Ntok`, `Ndec`, ...), the named numbers and the tables it reads."""
 
     text: str
     numbers: tuple[tuple[str, float, str], ...]
+    tables: tuple[Grid, ...] = ()
 
     def declare(self, b: Builder, own: str = "") -> Expr:
         """The cost in the program `b`, its numbers declared as parameters whose names begin with `own`."""
@@ -29,6 +31,8 @@ class Cost:
             b.param(f"{own}{name}", value, unit)
             if own:
                 text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.(])", f"{own}{name}", text)
+        for grid in self.tables:
+            b.table(grid)
         return b(text)
 
 

@@ -19,6 +19,7 @@ from .facts import Facts as Facts
 from .facts import facts_of
 from .flow import check_flow
 from .fragment import unsupported as unsupported
+from .grids import check_grids
 from .index import Index, Problems
 from .iteration import check_iteration
 from .moments import check_moments
@@ -59,6 +60,7 @@ def find_problems(program: Program) -> list[Problem]:
         check_moments(index, problems)
         check_orders(index, problems)
         check_iteration(index, problems)
+        check_grids(index, problems)
         check_amounts(index, problems)
         check_content(index, problems)
         check_reach(index, problems)

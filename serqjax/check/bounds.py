@@ -232,6 +232,8 @@ def iteration_ranges(index: Index, stage: int, kind: Step, most_residents: float
         "Npre": (0.0, tokens),
         "Attn": (0.0, attention),
         "DecodePositions": (0.0, position + decoding),
+        "Nsch": (0.0, min(most_residents, tokens)),
+        **{name: (0.0, position) for name in ("PrefillPositions", "LeastDecode", "MostDecode")},
     }
 
 

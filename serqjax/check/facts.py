@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from ..ir.expr import Attr, Binary, Call, Cond, Ctx, Expr, Inf, Num, PoolState, Price, Sample, StageState, Unary
+from ..ir.expr import Attr, Binary, Call, Cond, Ctx, Expr, Inf, Num, PoolState, Price, Sample, StageState, Table, Unary
 from ..ir.fabric import shared_stages
 from ..ir.fixed import stage_form
 from ..ir.program import (
@@ -401,6 +401,8 @@ def _not_affine(expr: Expr) -> str:
             return "it reads the clock `Now`"
         if isinstance(node, PoolState | StageState | Price):
             return f"it reads `{getattr(node, 'fun', 'Price')}`, the state of a pool or stage"
+        if isinstance(node, Table):
+            return f"it reads the table `{node.table}`"
         if isinstance(node, Cond):
             return "it has a condition (`Cond`)"
         if isinstance(node, Call) and node.fun not in ("Min", "Max") and read_contexts(node):

@@ -23,7 +23,7 @@ from .flow import legs
 from .index import Index, spell
 
 #: Context variables of a step stage that stand still while its composition does.
-STILL = frozenset({"Nres", "Ndec", "Ntok", "Npre", "Decoding", "Admission", "Requeued"})
+STILL = frozenset({"Nres", "Ndec", "Nsch", "Ntok", "Npre", "Decoding", "Admission", "Requeued"})
 #: State of pools and stages that only an admission, a release or an arrival changes.
 STILL_STATE = frozenset({"Holders", "Queued", "Queue"})
 #: The same for the header of the hold at the head of a line, while nothing is evicted.

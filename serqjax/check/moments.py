@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..ir.expr import ARITY, DRAW_ARITY, Agg, Attr, Call, Ctx, PoolState, Price, Sample, StageState
+from ..ir.expr import ARITY, COST_ONLY, DRAW_ARITY, Agg, Attr, Call, Ctx, PoolState, Price, Sample, StageState
 from .index import Index, Problems
 from .positions import Position, nodes, positions
 
@@ -64,7 +64,8 @@ MOMENTS: dict[str, Moment] = {
         "a budget or chunk, read at an iteration's start", _contexts(_BATCH), True, session=False, budget_left=False
     ),
     "step": Moment(
-        "a cost, read for a planned iteration", _contexts(_BATCH + " Ntok Npre Attn DecodePositions"), True, False
+        "a cost, read for a planned iteration",
+        _contexts(f"{_BATCH} Ntok Npre Attn DecodePositions {' '.join(COST_ONLY)}"), True, False,
     ),
     "serve": Moment("a serve key, read for each resident", _contexts(_BATCH + " Decoding Admission Remaining")),
     "only": Moment(

@@ -32,7 +32,7 @@ def _check_declarations(index: Index, problems: Problems) -> None:
     for field, items in (
         ("attrs", program.attrs), ("params", program.params), ("pools", program.pools),
         ("stages", program.stages), ("registers", program.registers), ("scopes", program.scopes),
-        ("states", program.states), ("gauges", program.gauges), ("claims", program.claims),
+        ("states", program.states), ("gauges", program.gauges), ("claims", program.claims), ("tables", program.tables),
     ):  # fmt: skip
         _once(problems, field, [(f"$.{field}[{i}].name", item.name) for i, item in enumerate(items)])
     _once(problems, "observes", [(f"$.observes[{i}]", name) for i, name in enumerate(program.observes)])

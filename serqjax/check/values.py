@@ -25,6 +25,7 @@ from ..ir.expr import (
     Reg,
     Sample,
     StageState,
+    Table,
     Unary,
 )
 from ..ir.fixed import binary, function
@@ -103,6 +104,8 @@ def span(index: Index, expr: Expr | None, contexts: Mapping[str, Range], attrs: 
             return _span_binary(op, sub(a), sub(b))
         case Call(fun=fun, args=args):
             return _span_call(fun, [sub(a) for a in args])
+        case Table():
+            return NOT_NEGATIVE  # a line may go on without end
         case Sample(dist=dist, args=args):
             return _span_sample(dist, [sub(a) for a in args])
     return ANY

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from ..ir.fixed import FIXED_BITS, VARIABLE_SCALE, IntAffine, IntMax
 from ..ir.program import Step
 from .expr import Draws, Env, Value, evaluate
+from .grids import read_table
 from .lane import Lane
 from .plan_parts import CostShape
 from .views import memory_held, now_s, pool_state, register_state, rounded_ticks, stage_state, stray
@@ -52,7 +53,7 @@ def float_cost(w: Lane, stage: int, sums: dict[str, Value], draws: Draws | None,
     take = None if draws is None else draws.take
     env = Env(
         w.plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w), draw=take,
-        register=register_state(w), stray=stray(w, -1),
+        register=register_state(w), stray=stray(w, -1), table=read_table(w) if w.plan.skeleton.tables else None,
     )  # fmt: skip
     seconds = jnp.maximum(evaluate(kind.cost, env, live), 0.0)
     return rounded_ticks(seconds, w.plan.skeleton.tick_s), ~(seconds > 0)

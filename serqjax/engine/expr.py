@@ -37,6 +37,7 @@ from ..ir.expr import (
     Reg,
     Sample,
     StageState,
+    Table,
     Unary,
 )
 from ..tape import draws
@@ -67,6 +68,7 @@ class Env:
         register: Callable[[str], Value] | None = None,
         aggregate: Callable[[str, str], Value] | None = None,
         stray: Callable[[Value, int], None] | None = None,
+        table: Callable[[str, list[Value]], Value] | None = None,
     ):
         self.plan = plan
         self.numbers = numbers
@@ -78,6 +80,7 @@ class Env:
         self.register = register
         self.aggregate = aggregate
         self.stray = stray
+        self.table = table
 
     def member(self, ref: Member, members: tuple[int, ...], live: Value = True) -> Value:
         """The index of a computed member, int32, clamped into the array; one that is no member is told to `stray`."""
@@ -173,6 +176,9 @@ def evaluate(expr: Expr, env: Env, live: Value = True) -> Value:
             return _truth(x | (evaluate(b, env, live & ~x) != 0.0))
         case Binary(op, a, b):
             return _BINARY[op](evaluate(a, env, live), evaluate(b, env, live))
+        case Table(name, args):
+            assert env.table is not None
+            return env.table(name, [evaluate(a, env, live) for a in args])
         case Call(fun, args):
             return _FUNCTIONS[fun](*(evaluate(a, env, live) for a in args))
     raise TypeError(f"{type(expr).__name__} is not an expression of this engine")

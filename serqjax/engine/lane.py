@@ -39,12 +39,24 @@ class Job(eqx.Module):
     stop: Array  # end at a livelock or deadlock
 
 
+class GridData(eqx.Module):
+    """One table of each program: `coordinates` of each axis `[programs, points]`, infinite past the last; `values`.
+
+    `values` `[programs, points of the first axis, ...]`, NaN where there is none; `missing` `[programs]`.
+    """
+
+    coordinates: tuple[Array, ...]
+    values: Array
+    missing: Array
+
+
 class Data(eqx.Module):
     """Sessions as data, shared by all instances: `[programs, ...]`, read at `Job.which`.
 
     `at` `[programs, sessions]` ticks (`FAR` past the last); `values` `[programs, sessions, attrs]` and `turns`
     `[programs, rows, attrs]` float64 with NaN for "keep"; `turn_start`, `turn_count` `[programs, scripts]`; `contents`
-    `[programs, names]` int32: recorded contents, each with all before it, numbered; `content_start`, `content_count`.
+    `[programs, names]` int32: recorded contents, each with all before it, numbered; `content_start`,
+    `content_count`. `grids`: the tables that costs read.
     """
 
     at: Array
@@ -55,6 +67,7 @@ class Data(eqx.Module):
     contents: Array
     content_start: Array
     content_count: Array
+    grids: tuple[GridData, ...] = ()
 
 
 class Tape(eqx.Module):

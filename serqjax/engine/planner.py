@@ -12,7 +12,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..ir.expr import Inf
+from ..ir.expr import Ctx, Inf
+from ..ir.structure import walk
 from ..report.raw import Action
 from ..tape.rounding import product, quotient
 from . import livelock, measures
@@ -24,6 +25,7 @@ from .cost import cost
 from .expr import Env, Value, evaluate, select
 from .faults import Fault
 from .lane import Lane
+from .plan import Plan
 from .state import EVENT, GIVE, NEVER_ADMITTED, STAGES
 from .uniforms import machine_cursor, machine_drawn, machine_ready
 from .views import (
@@ -287,6 +289,7 @@ def start_iteration(w: Lane, over: Array) -> Array:
         "DecodePositions": jnp.sum(jnp.where(decode, position + 1.0, 0.0)),
         "Nres": w.number[jnp.maximum(stage, 0)].astype(jnp.float64),
     }
+    sums |= further_sums(plan, decode, prefill, position)
     span, rest, free = jnp.int64(0), jnp.int64(0), jnp.bool_(False)
     draws = machine_cursor(w)
     for s in plan.step_stages:
@@ -318,6 +321,20 @@ def start_iteration(w: Lane, over: Array) -> Array:
     w.decode_step_tick = w.decode_step_tick + jnp.where(counted, span, 0)
     record_gives(w, stage, mask, works, tokens)
     return works
+
+
+def further_sums(plan: Plan, decode: Array, prefill: Array, position: Value) -> dict[str, Value]:
+    """Variables that a cost of this program reads beyond those that every iteration has."""
+    kinds = [plan.skeleton.stages[s].kind for s in plan.step_stages]
+    read = {node.name for kind in kinds for _, node in walk(kind) if isinstance(node, Ctx)}
+    some = jnp.any(decode)
+    made = {
+        "Nsch": lambda: jnp.sum(decode | prefill).astype(jnp.float64),
+        "PrefillPositions": lambda: jnp.sum(jnp.where(prefill, position, 0.0)),
+        "LeastDecode": lambda: jnp.where(some, jnp.min(jnp.where(decode, position, jnp.inf)), 0.0),
+        "MostDecode": lambda: jnp.max(jnp.where(decode, position, 0.0)),
+    }
+    return {name: made[name]() for name in made if name in read}
 
 
 def record_gives(w: Lane, stage: Array, mask: Array, works: Array, tokens: Value) -> None:

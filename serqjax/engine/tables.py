@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.grids import Dense, Grid, dense
 from ..ir.program import Batch, Closed, Listed, Program
 from ..ir.structure import number
 from .access import FAR
-from .lane import Data
+from .lane import Data, GridData
 
 
 def ticks(seconds: float | None, tick_s: float) -> int:
@@ -88,9 +89,32 @@ def session_data(programs: Sequence[Program]) -> Data:
     names, content_start, content_count = recorded_contents(programs, n_scripts)
     columns: dict[str, Any] = {
         "at": at, "values": values, "turns": turns, "turn_start": start, "turn_count": count, "contents": names,
-        "content_start": content_start, "content_count": content_count,
+        "content_start": content_start, "content_count": content_count, "grids": grid_data(programs),
     }  # fmt: skip
     return Data(**columns)
+
+
+def grid_data(programs: Sequence[Program]) -> tuple[GridData, ...]:
+    """Tables of the programs, each padded to a common size."""
+    made: dict[int, Dense] = {}
+
+    def of(grid: Grid) -> Dense:
+        return made.setdefault(id(grid), dense(grid)) if id(grid) not in made else made[id(grid)]
+
+    found = []
+    for k, first in enumerate(programs[0].tables):
+        full = [of(program.tables[k]) for program in programs]
+        sizes = [_padded(max(len(d.coordinates[a]) for d in full)) for a in range(len(first.axes))]
+        coordinates = [np.full((len(full), size), np.inf) for size in sizes]
+        values = np.full((len(full), *sizes), np.nan)
+        for i, d in enumerate(full):
+            for a, at in enumerate(d.coordinates):
+                coordinates[a][i, : len(at)] = at
+            values[i][tuple(slice(n) for n in d.values.shape)] = d.values
+        missing = np.asarray([np.nan if (m := p.tables[k].missing) is None else m for p in programs])
+        columns: dict[str, Any] = {"coordinates": tuple(coordinates), "values": values, "missing": missing}
+        found.append(GridData(**columns))
+    return tuple(found)
 
 
 def recorded_contents(programs: Sequence[Program], scripts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

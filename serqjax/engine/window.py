@@ -253,6 +253,7 @@ class Composition:
         return {
             "Ntok": self.n_decode + self.given_p, "Ndec": self.n_decode, "Npre": self.given_p, "Attn": attn2,
             "DecodePositions": positions, "Nres": self.n_resident, "Kvb": kvb, "Kvp": kvp,
+            "Nsch": self.n_decode + (self.given_p > 0),
         }  # fmt: skip
 
     def price(self, kvb: Array, kvp: Array, attn2: Array, positions: Array) -> Array:

@@ -16,6 +16,7 @@ from .. import ir
 from ..ir.codec import describe
 from ..ir.expr import (
     ARITY,
+    COST_ONLY,
     DRAW_ARITY,
     Aggregate,
     BinaryOp,
@@ -32,7 +33,9 @@ from .source import Source
 REQUEST_NAMES = ("Input", "Output", "Known", "Hit", "Loaded", "Requeued", "Finished")
 #: Context variables of IR 14 that keep their names.
 CONTEXT = tuple(
-    name for name in get_args(ContextName) if name not in ("DecodePositions", "Requeued", "Finished", "HoldPosition")
+    name
+    for name in get_args(ContextName)
+    if name not in ("DecodePositions", "Requeued", "Finished", "HoldPosition", *COST_ONLY)
 )
 _BINARY = get_args(BinaryOp)
 _POOL = tuple(name for name in get_args(PoolFunction) if name != "Joined")  # which is no function of IR 14

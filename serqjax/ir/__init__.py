@@ -27,7 +27,10 @@ from .expr import Reg as Reg
 from .expr import Resource as Resource
 from .expr import Sample as Sample
 from .expr import StageState as StageState
+from .expr import Table as Table
 from .expr import Unary as Unary
+from .grids import Axis as Axis
+from .grids import Grid as Grid
 from .program import EVICT_LRU as EVICT_LRU
 from .program import FORMAT_VERSION as FORMAT_VERSION
 from .program import QUEUE_FIFO as QUEUE_FIFO

@@ -35,6 +35,9 @@ ContextName = Literal[
     "Demand", "Served", "Arrived",
     # declared by the automaton form
     "DecodePositions",  # cost: sum over scheduled decodes of (position before the token + 1), tokens
+    "Nsch",  # cost: residents that are given tokens
+    "PrefillPositions",  # cost: sum over scheduled prefills of the position before their chunk, tokens
+    "LeastDecode", "MostDecode",  # cost: least and greatest position before the token of a scheduled decode (0: none)
     "Requeued",  # admission: 1 when this admission follows a preemption
     "Finished",  # release: 1 at a normal end of the scope, 0 at a preemption or deadline
     "HoldPosition",  # release: tokens computed on the pool being given back by this hold
@@ -44,6 +47,8 @@ ARITY: dict[str, int] = {
     "Min": 2, "Max": 2, "Abs": 1, "Floor": 1, "Ceil": 1, "Sqrt": 1, "Exp": 1, "Ln": 1,
 }
 DRAW_ARITY: dict[str, int] = {"Exp": 1, "Det": 1, "Uniform": 2, "Erlang": 2, "H2": 2, "Bernoulli": 1}
+#: Variables of a cost that serQ does not have, read in a cost alone.
+COST_ONLY = ("Nsch", "PrefillPositions", "LeastDecode", "MostDecode")
 CONTEXT_NAMES: tuple[str, ...] = get_args(ContextName)
 
 
@@ -96,6 +101,13 @@ class Call(Node, frozen=True):
     """A pure function of numbers."""
 
     fun: MathFunction
+    args: tuple[Expr, ...]
+
+
+class Table(Node, frozen=True):
+    """The value of a table of the program (`Program.tables`) at a point: one argument per axis."""
+
+    table: str
     args: tuple[Expr, ...]
 
 
@@ -168,7 +180,8 @@ class Cond(Node, frozen=True):
 
 
 Expr = (
-    Num | Inf | Param | Reg | Attr | Ctx | Sample | Call | PoolState | StageState | Price | Unary | Binary | Cond | Agg
+    Num | Inf | Param | Reg | Attr | Ctx | Sample | Call | Table | PoolState | StageState | Price | Unary | Binary
+    | Cond | Agg
 )
 #: A number of the program: a literal, a parameter, or (where it says so) infinity.
 Number = Num | Param

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from .expr import Amount, Ctx, Expr, Num, Number, Resource
+from .grids import Grid
 
 FORMAT_VERSION = 1
 
@@ -655,7 +656,7 @@ class Program(Part, frozen=True, kw_only=True, weakref=True):
     - `horizon_s`, `warmup_s`: seconds; horizon None: the run ends when drained (or stuck).
     - `arrivals`: exactly so many open arrivals, then drain.
     - `tick_s`: seconds of a tick.
-    - `gauges`, `claims`: measured besides what every run measures.
+    - `gauges`, `claims`: measured besides what every run measures. `tables`: what `Table` reads.
     """
 
     format: int = FORMAT_VERSION
@@ -680,3 +681,4 @@ class Program(Part, frozen=True, kw_only=True, weakref=True):
     tick_s: float = 1e-9
     gauges: tuple[Gauge, ...] = ()
     claims: tuple[Claim, ...] = ()
+    tables: tuple[Grid, ...] = ()

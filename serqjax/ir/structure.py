@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .expr import Inf, Num, Param, Sample
+from .grids import Grid
 from .program import Attribute, Choose, Claim, Gauge, Listed, Parameter, Program
 
 T = TypeVar("T")
@@ -91,6 +92,8 @@ def skeleton(program: Program) -> tuple[Program, tuple[float, ...]]:
             return Parameter(name=node.name, value=0.0)
         if isinstance(node, Gauge | Claim) and node.name:
             return rebuild(msgspec.structs.replace(node, name=""), place)
+        if isinstance(node, Grid):
+            return msgspec.structs.replace(node, rows=(), missing=None)
         if isinstance(node, Listed):
             return Listed(at=(), attrs=node.attrs, turn_attrs=node.turn_attrs)
         return node

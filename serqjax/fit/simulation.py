@@ -1,0 +1,334 @@
+"""Fit parameters of a program to the request times of real runs, by simulating populations of candidates.
+
+Every generation is one batched call: candidates x runs. Common random numbers and equal requests make differences
+between
+candidates their own. First an optimiser searches; then, near the best, each request's residual is taken as a linear
+function of the parameters (regressed on a cloud of candidates, wider than a step of the engine), which gives the last
+digits, the intervals (a bootstrap over requests) and what the data cannot tell apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..check import check_program
+from ..errors import ProgramError
+from ..ir.program import Listed, Program
+from ..overrides import with_params
+from .data import RunData, read
+from .errors import metrics, relative_errors
+from .measured import times_of
+from .optimisers import OPTIMISERS, Space
+from .result import Fit, identify
+
+#: Loss of a candidate whose run does not serve all requests.
+STUCK = 1e3
+#: Bounds of a free parameter without any: so many times below and above its value in the program.
+REACH = 30.0
+LOSSES = ("ttft", "tpot", "e2e")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scored:
+    """Evaluated candidates: log parameters `[n, free]`, residuals `[n, all]` (NaN rows: did not finish), losses."""
+
+    points: np.ndarray
+    residuals: np.ndarray
+    losses: np.ndarray
+
+
+class Problem:
+    """A program, the runs it is fitted to, and the residuals of candidates.
+
+    A residual is (predicted - measured) / scale, for TTFT and E2E the measured value plus a tenth of the mean, for TPOT
+    the measured value. `groups`: requests whose first tokens come from one step of the engine, resampled together.
+    """
+
+    def __init__(self, program: Program, data: Sequence[RunData], space: Space, loss: Sequence[str], holdout: float):
+        self.programs = [with_requests(program, run) for run in data]
+        self.data, self.space, self.loss = list(data), space, tuple(loss)
+        self.fitted = [np.arange(len(run)) < round(len(run) * (1.0 - holdout)) for run in data]
+        for made in self.programs:
+            check_program(made)
+        self.groups = np.concatenate([
+            np.tile(np.unique(run.first_s[rows], return_inverse=True)[1] + 10**9 * k, len(self.loss))
+            for k, (run, rows) in enumerate(zip(self.data, self.fitted))
+        ])  # fmt: skip
+
+    def simulate(self, points: np.ndarray) -> list[list[dict[str, np.ndarray]]]:
+        """Request times of each candidate in each run: one batched call."""
+        from ..engine import simulate_many
+        from ..results import Run
+
+        programs = [with_params(made, self.space.params(x)) for x in points for made in self.programs]
+        raws = simulate_many(programs, [p.seed for p in programs], stop_on_verdict=True)
+        if any(raw is None for raw in raws):
+            raise KeyboardInterrupt("interrupted in a generation")
+        n = len(self.programs)
+        times = [times_of(Run(p, raw), len(self.data[i % n])) for i, (p, raw) in enumerate(zip(programs, raws))]  # type: ignore[arg-type]
+        return [times[i : i + n] for i in range(0, len(times), n)]
+
+    def score(self, points: np.ndarray) -> Scored:
+        rows = []
+        for times in self.simulate(points):
+            parts = []
+            for run, found, keep in zip(self.data, times, self.fitted):
+                for name in self.loss:
+                    measured = getattr(run, f"{name}_s")[keep]
+                    first, last = found["first_s"][keep], found["last_s"][keep]
+                    sent, many = run.sent_s[keep], np.maximum(run.output_tok[keep] - 1, 1)
+                    predicted = {"ttft": first - sent, "tpot": (last - first) / many, "e2e": last - sent}[name]
+                    scale = measured if name == "tpot" else measured + 0.1 * np.nanmean(measured)
+                    # a request of one token has no TPOT
+                    parts.append(np.where(np.isnan(measured), 0.0, (predicted - measured) / scale))
+            rows.append(np.concatenate(parts))
+        residuals = np.stack(rows)
+        soft = 2.0 * (np.sqrt(1.0 + residuals**2) - 1.0)
+        losses = np.where(np.isnan(soft).any(axis=1), STUCK, np.sqrt(np.nan_to_num(soft).mean(axis=1)))
+        return Scored(points, residuals, losses)
+
+
+def with_requests(program: Program, run: RunData) -> Program:
+    """The program with the requests of a run, and its engine settings where the program has parameters of their names.
+
+    **Raises:** `ProgramError` for a program whose requests are not listed ones with prompt and output tokens.
+    """
+    arrival = program.arrival
+    if not (isinstance(arrival, Listed) and arrival.turn_attrs == ("new", "out")):
+        hint = "compose the deployment with `workloads.from_trace(...)`"
+        raise ProgramError.at("$.arrival", "a fit replays the requests of a run, and this program lists none", hint)
+    contents = arrival.contents if len(arrival.contents) == len(run) else ()
+    made = msgspec.structs.replace(
+        arrival, at=tuple(run.sent_s.tolist()), contents=contents,
+        turns=tuple(((float(i), float(o)),) for i, o in zip(run.input_tok, run.output_tok)),
+    )  # fmt: skip
+    names = {p.name for p in program.params}
+    own = {key: float(value) for key, value in run.settings if key in names}
+    return with_params(msgspec.structs.replace(program, arrival=made), own)
+
+
+class Journal:
+    """Generations as they are evaluated, a JSON line each; those of an earlier, interrupted fit are not run again."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, head: dict[str, Any]):
+        self.path = None if path is None else Path(path)
+        self.known: list[dict[str, Any]] = []
+        if self.path is not None and self.path.is_file():
+            lines = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+            if not lines or lines[0] != head:
+                raise ValueError(f"{self.path} is the journal of another fit: remove it or name another file")
+            self.known = lines[1:]
+        elif self.path is not None:
+            self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+
+    def score(self, problem: Problem, points: np.ndarray) -> Scored:
+        if self.known:
+            row = self.known.pop(0)
+            if not np.allclose(points, row["points"], rtol=1e-9, atol=1e-12):
+                raise ValueError(f"{self.path} does not continue as this fit would: remove it")
+            residuals = np.asarray([[np.nan if v is None else v for v in r] for r in row["residuals"]])
+            return Scored(np.asarray(row["points"]), residuals, np.asarray(row["losses"]))
+        scored = problem.score(points)
+        if self.path is not None:
+            residuals = [[None if np.isnan(v) else v for v in row] for row in scored.residuals.tolist()]
+            made = {"points": points.tolist(), "residuals": residuals, "losses": scored.losses.tolist()}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(made) + "\n")
+        return scored
+
+
+def fit(
+    prog: Program,
+    *,
+    data: Iterable[RunData | str | os.PathLike[str]],
+    free: Iterable[str] | Mapping[str, tuple[float, float] | None],
+    holdout: float = 0.3,
+    loss: Sequence[str] = ("ttft", "tpot"),
+    population: int = 16,
+    generations: int = 30,
+    restarts: int = 1,
+    method: str = "cmaes",
+    prior: float = 0.0,
+    sigma: float = 0.4,
+    seed: int = 0,
+    level: float = 0.9,
+    report: Callable[[str], None] | None = None,
+    journal: str | os.PathLike[str] | None = None,
+) -> Fit:
+    """Fit parameters of a program to request times of real runs.
+
+    **Arguments:**
+    - `prog`: a deployment with listed requests (`workloads.from_trace`); those of each run take their place. Its
+      parameter values are the first guess.
+    - `data`: runs, or files as `serqjax.fit.data.read` reads them, each perhaps with engine settings of its own.
+    - `free`: names of parameters, with bounds above 0 or None (a factor of 30 around the first guess).
+    - `holdout`: fraction of the requests, the last ones sent, that are simulated and not scored.
+    - `loss`: which of `ttft`, `tpot`, `e2e` of each request count.
+    - `population`, `generations`, `restarts`: candidates of a generation (16 share a compiled loop), generations of a
+      search at most, searches from different points. `method`: `cmaes` or `gradient`. `sigma`: first spread, in logs.
+    - `prior`: weight of the first guess (loss added per squared log 10 of distance). `level`: of the intervals.
+    - `report`: told a line per generation. `journal`: a file from which an interrupted fit goes on.
+
+    **Returns:** a `Fit`: `best`, `table()`, `confounded`, `errors`.
+
+    **Raises:** `ProgramError` for a program or data that cannot be used, `ValueError` for an argument.
+    """
+    runs = [run if isinstance(run, RunData) else read(run) for run in data]
+    guess = {p.name: p.value for p in prog.params}
+    bounds = dict(free) if isinstance(free, Mapping) else dict.fromkeys(free)
+    _check_arguments(runs, bounds, guess, loss, holdout, method)
+    space = Space.of({name: b or (guess[name] / REACH, guess[name] * REACH) for name, b in bounds.items()})
+    problem = Problem(prog, runs, space, loss, holdout)
+    start = space.point(guess)
+    head = {"free": {n: list(b) if b else None for n, b in bounds.items()}, "guess": start.tolist(), "seed": seed,
+            "population": population, "method": method, "sigma": sigma, "loss": list(loss), "holdout": holdout,
+            "prior": prior, "runs": [[run.name, len(run)] for run in runs]}  # fmt: skip
+    notes = Journal(journal, head)
+    tell = report or (lambda line: None)
+
+    def score(points: np.ndarray) -> Scored:
+        scored = notes.score(problem, points)
+        away = (((points - start) / np.log(10.0)) ** 2).sum(axis=1)
+        return dataclasses.replace(scored, losses=scored.losses + prior * away)
+
+    clouds = []
+    for k in range(restarts):
+        rng = np.random.default_rng(seed + 1000 * k)
+        begin = start if k == 0 else space.clip(start + rng.normal(0.0, 2 * sigma, len(start)))
+        found = _search(score, space, begin, population, generations, sigma, seed + k, method, tell, k)
+        clouds.append(_polish(score, space, found, population, rng, tell, k))
+    cloud, best = min(clouds, key=lambda c: c[1][1])
+    base = problem.simulate(best[0][None])[0]
+    errors = []
+    for run, found, keep in zip(runs, base, problem.fitted):
+        errors.append({"fitted": relative_errors(run, found, keep)})
+        if not keep.all():
+            errors[-1]["held_out"] = relative_errors(run, found, ~keep)
+    tables = identify(space, best[0], *linear(cloud, best[0]), problem.groups, level, seed)
+    return Fit(
+        guess={n: guess[n] for n in space.names}, best=space.params(best[0]), loss=float(best[1]), level=level,
+        errors=tuple(errors), runs=tuple(run.name for run in runs), rows=tuple(len(run) for run in runs),
+        set_aside=tuple((run.name, *row) for run in runs for row in run.set_aside),
+        pairs=tuple(metrics(run, found) for run, found in zip(runs, base)), **tables,
+    )  # fmt: skip
+
+
+def _check_arguments(runs: list[RunData], bounds: Mapping[str, Any], guess: Mapping[str, float], loss: Sequence[str],
+                     holdout: float, method: str) -> None:
+    if not runs:
+        raise ValueError("data is empty: give at least one run")
+    if not bounds:
+        raise ValueError("free is empty: name at least one parameter")
+    for name, pair in bounds.items():
+        if name not in guess:
+            raise ValueError(f"{name} is no parameter of the program: it has {', '.join(guess)}")
+        if pair is None and not guess[name] > 0.0:
+            raise ValueError(f"{name} is {guess[name]:g} in the program: give its bounds, two numbers above 0")
+    if unknown := [name for name in loss if name not in LOSSES]:
+        raise ValueError(f"loss: {unknown[0]!r} is not known: use {', '.join(LOSSES)}")
+    if not loss or not 0.0 <= holdout < 1.0:
+        raise ValueError(f"holdout={holdout}: a fraction of the requests, 0 <= holdout < 1, and some loss are needed")
+    if method not in OPTIMISERS:
+        raise ValueError(f"method={method!r} is not known: use {', '.join(OPTIMISERS)}")
+
+
+def _search(score: Callable[[np.ndarray], Scored], space: Space, begin: np.ndarray, population: int, generations: int,
+            sigma: float, seed: int, method: str, tell: Callable[[str], None], k: int) -> tuple[np.ndarray, float]:
+    """The best candidate of one search and its loss; ends early when eight generations bring less than a percent."""
+    optimiser = OPTIMISERS[method](space, begin, population, sigma, seed)
+    best: tuple[np.ndarray, float] = (begin, np.inf)
+    history: list[float] = []
+    for g in range(generations):
+        points = optimiser.ask()
+        if g == 0:
+            points[0] = begin
+        scored = score(points)
+        optimiser.tell(points, scored.losses)
+        i = int(np.argmin(scored.losses))
+        if scored.losses[i] < best[1]:
+            best = (points[i].copy(), float(scored.losses[i]))
+        history.append(best[1])
+        tell(f"start {k} generation {g:3}  loss {best[1]:.5f}  " + _numbers(space, best[0]))
+        if len(history) > 8 and history[-9] - history[-1] < 0.01 * history[-1]:
+            break
+    return best
+
+
+#: Spreads of the clouds around the best candidate, in logs, from the first to the least; the last gives the intervals.
+WIDEST, NARROWEST = 0.2, 0.03
+#: Rounds of a cloud and steps from it; candidates of a cloud, per population.
+ROUNDS, CLOUD = 10, 3
+
+
+def _polish(score: Callable[[np.ndarray], Scored], space: Space, best: tuple[np.ndarray, float], population: int,
+            rng: np.random.Generator, tell: Callable[[str], None], k: int) -> tuple[Scored, tuple[np.ndarray, float]]:
+    """Steps of least squares on residuals that are linear in a cloud; the last cloud and the best candidate.
+
+    Each round tries the steps of several dampings and lengths at once. A round that helps little makes the next cloud
+    narrower.
+    """
+    n = len(space.names)
+    spread, size = WIDEST, max(CLOUD * population, 4 * n)
+    last = False
+    for number in range(ROUNDS + 1):
+        half = rng.standard_normal((size // 2, n))
+        points = space.clip(best[0] + spread * np.concatenate([half, -half]))
+        points[0] = best[0]
+        cloud = score(points)
+        value, slope = linear(cloud, best[0])
+        # robust: a request that is far off counts less
+        weight = (1.0 + (value / (2.0 * np.median(np.abs(value)) + 1e-9)) ** 2) ** -0.25
+        tried = score(_steps(space, best[0], value * weight, slope * weight[:, None], spread, population))
+        before = best[1]
+        for scored in (cloud, tried):
+            i = int(np.argmin(scored.losses))
+            if scored.losses[i] < best[1]:
+                best = (scored.points[i].copy(), float(scored.losses[i]))
+        tell(f"start {k} polish {spread:5.3f}      loss {best[1]:.5f}  " + _numbers(space, best[0]))
+        if last:
+            break
+        if best[1] > 0.97 * before:
+            last = spread <= NARROWEST or number == ROUNDS - 1
+            spread = max(spread / 2.0, NARROWEST)
+    return cloud, best
+
+
+def _steps(space: Space, at: np.ndarray, value: np.ndarray, slope: np.ndarray, spread: float, count: int) -> np.ndarray:
+    """Where least squares would go, `[count, free]`: a grid of dampings (strong to none) and lengths."""
+    from scipy.optimize import lsq_linear
+
+    reach = 4.0 * spread
+    low, high = np.maximum(space.low - at, -reach) - 1e-12, np.minimum(space.high - at, reach) + 1e-12
+    scale = np.linalg.norm(slope, axis=0).max()
+    lengths = (1.0, 0.5, 0.25, 0.1)
+    found = []
+    for damping in np.append(np.geomspace(0.3, 0.003, -(-count // len(lengths)) - 1), 0.0):
+        rows = np.concatenate([slope, damping * scale * np.eye(len(at))])
+        step = lsq_linear(rows, np.concatenate([-value, np.zeros(len(at))]), bounds=(low, high)).x
+        found += [space.clip(at + length * step) for length in lengths]
+    return np.stack(found[-count:])
+
+
+def linear(cloud: Scored, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Residuals at a point and their slopes `[all, free]`, by least squares over the finished candidates of a cloud.
+
+    **Raises:** `ValueError` where too few finish their runs.
+    """
+    keep = ~np.isnan(cloud.residuals).any(axis=1)
+    if keep.sum() <= len(at):
+        raise ValueError("too few candidates near the best finish their runs: give other bounds or a first guess")
+    design = np.concatenate([np.ones((keep.sum(), 1)), cloud.points[keep] - at], axis=1)
+    solution = np.linalg.lstsq(design, cloud.residuals[keep], rcond=None)[0]
+    return solution[0], solution[1:].T
+
+
+def _numbers(space: Space, x: np.ndarray) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in space.params(x).items())

@@ -1,0 +1,181 @@
+"""Fitting: readers of request times, what the data identify, and a fit of a small engine from another guess."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import serqjax as sq
+from serqjax.builder import Builder
+from serqjax.fit import fit, read, read_params
+from serqjax.fit.data import RunData
+from serqjax.fit.measured import Shares, block_names, times_of
+from serqjax.fit.optimisers import OPTIMISERS, Space
+from serqjax.fit.result import identify
+from serqjax.ir import Attr, End, Enter, Inf, Leave, Listed, Num, Respond, Run, Step, Turn
+
+ROW = {"queued_ts": 5.0, "first_token_ts": 5.2, "last_token_ts": 6.2, "input_toks": 100, "output_toks": 11}
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_of_timestamps(tmp_path):
+    later = ROW | {"queued_ts": 4.0, "first_token_ts": 4.5, "last_token_ts": 5.0}
+    data = read(write_rows(tmp_path / "r.jsonl", [ROW, later]))
+    assert data.sent_s.tolist() == [0.0, 1.0] and data.place.tolist() == [2, 1]
+    assert data.ttft_s == pytest.approx([0.5, 0.2]) and data.tpot_s == pytest.approx([0.05, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"output_toks": 0}, "0 output tokens"),
+        ({"first_token_ts": 4.0}, "its first token comes 1 s before it was sent"),
+        ({"last_token_ts": 5.1}, "its last token comes"),
+        ({"input_toks": None}, "`input_toks` is missing"),
+        ({"first_token_ts": "x"}, "`first_s` is 'x'"),
+    ],
+)
+def test_bad_rows_are_set_aside_with_their_reason(tmp_path, change, reason):
+    data = read(write_rows(tmp_path / "r.jsonl", [ROW, ROW | change]))
+    ((row, why),) = data.set_aside
+    assert len(data) == 1 and row == 2 and reason in why and "row 2 set aside" in str(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the file is empty"),
+        ('{"a": 1}\n{"a": 2}\n', "no known format"),
+        ('{"queued_ts": 1}\n', "the field `first_token_ts` is missing in every row"),
+        ('{"ttfts": [1], "itls": [[1]], "input_lens": [1], "output_lens": [2]}', "the field `start_times` is missing"),
+        (json.dumps({k: v * 1000 if k.endswith("ts") else v for k, v in ROW.items()}) + "\n", "milliseconds"),
+        (json.dumps(ROW | {"output_toks": 0}) + "\n", "no request can be used: row 1: 0 output tokens"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, text, says):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(sq.ProgramError, match=says):
+        read(path)
+
+
+def test_bench_serve_and_aiperf(tmp_path):
+    bench = {"ttfts": [0.2, 0.3, 0.0], "itls": [[0.1, 0.1], [0.2], []], "input_lens": [10, 20, 5],
+             "output_lens": [3, 2, 1], "start_times": [100.0, 101.0, 102.0], "errors": ["", "", "timeout"]}  # fmt: skip
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(bench))
+    data = read(path)
+    assert data.last_s == pytest.approx([0.4, 1.5]) and data.set_aside == ((2, "the request failed: timeout"),)
+    record = {"metadata": {"request_start_ns": 10**18}, "metrics": {
+        "time_to_first_token": {"value": 200.0, "unit": "ms"}, "request_latency": {"value": 1.2, "unit": "s"},
+        "input_sequence_length": {"value": 10, "unit": "tokens"},
+        "output_sequence_length": {"value": 5, "unit": "tokens"},
+    }, "error": None}  # fmt: skip
+    data = read(write_rows(tmp_path / "a.jsonl", [record, record | {"error": {"code": 500}}]))
+    assert data.ttft_s == pytest.approx([0.2]) and data.e2e_s == pytest.approx([1.2])
+    assert data.set_aside == ((2, "the request failed"),)
+
+
+def test_names_of_blocks_are_handed_down():
+    shares = (Shares(2, 0, 3), Shares(4, 2, 2))
+    names = block_names(shares, 5)
+    assert names[2][:3] == names[0][:3] and names[4] == names[0][:2]
+    assert not set(names[1]) and not names[3]
+
+
+def test_what_the_data_cannot_tell_apart_is_named():
+    rng = np.random.default_rng(0)
+    slope = rng.normal(size=(200, 3))
+    slope[:, 2] = 0.5 * slope[:, 1]
+    value = rng.normal(size=200) * 0.02
+    space = Space.of({name: (1e-3, 1e3) for name in ("base", "decode", "kv")})
+    found = identify(space, np.log([1.0, 2.0, 4.0]), value, slope, np.arange(200), 0.9, 0)
+    assert found["confounded"] == (("decode", "kv"),)
+    (both,) = found["combinations"]
+    assert both.factors == pytest.approx((1.0, 0.25)) and both.low < 3.0 < both.high
+    assert 0.99 < found["low"]["base"] <= 1.0 <= found["high"]["base"] < 1.01
+    slope[:, 2] = rng.normal(size=200)
+    assert not identify(space, np.zeros(3), value, slope, np.arange(200), 0.9, 0)["confounded"]
+
+
+def test_both_optimisers_find_the_bottom_of_a_bowl():
+    space = Space.of({"a": (1e-3, 1e3), "b": (1e-3, 1e3)})
+    goal = np.log([3.0, 0.2])
+    for make in OPTIMISERS.values():
+        optimiser = make(space, np.zeros(2), 16, 0.5, 1)
+        for _ in range(60):
+            points = optimiser.ask()
+            optimiser.tell(points, ((points - goal) ** 2).sum(axis=1))
+        assert optimiser.ask().mean(axis=0) == pytest.approx(goal, abs=0.25)
+
+
+def small_engine(at, new, out, **numbers):
+    """An engine of four seats without limits of memory."""
+    b = Builder()
+    for attr in ("new", "out"):
+        b.attr(attr)
+    b.pool("reqs", cap=Num(4.0), admit_via="gpu")
+    b.pool("kv", cap=Inf())
+    for name, value in numbers.items():
+        b.param(name, value, "s")
+    b.stage("gpu", Step(budget=Num(64.0), cost=b("base_s + per_decode_s * Ndec + per_prefill_tok_s * Npre")))
+    b.scope("request", b.take("reqs", 1), b.take("kv", "Min(new, BudgetLeft(gpu))"), reentry="prefill")
+    b.state("prefill", exit=Run("gpu", "Prefill", Attr("new"), "decode", grows="kv"), scope="request")
+    b.state("decode", exit=Run("gpu", "Decode", b("out - 1"), "done", grows="kv"), scope="request")
+    b.state("done", exit=Leave("answered"), scope="request")
+    b.state("answered", Respond(), exit=End())
+    b.state("start", Turn(), exit=Enter("request"))
+    turns = tuple(((float(n), float(o)),) for n, o in zip(new, out))
+    return b.program("start", Listed(at=tuple(map(float, at)), turn_attrs=("new", "out"), turns=turns))
+
+
+def test_a_small_engine_is_fitted_from_another_guess(tmp_path):
+    rng = np.random.default_rng(5)
+    n = 60
+    at = np.cumsum(rng.exponential(0.25, n)) - 0.1
+    new, out = rng.integers(5, 300, n), rng.integers(2, 40, n)
+    truth = {"base_s": 10e-3, "per_decode_s": 2e-3, "per_prefill_tok_s": 100e-6}
+    import oracle
+
+    program = small_engine(at, new, out, **truth)
+    times = times_of(sq.Run(program, oracle.simulate(program)), n)
+    jitter = np.exp(rng.normal(0.0, 0.01, (2, n)))
+    first = at + (times["first_s"] - at) * jitter[0]
+    last = first + (times["last_s"] - times["first_s"]) * jitter[1]
+    data = RunData("simulated", at, new, out, first, last, np.arange(n))
+    guess = small_engine(at, new, out, base_s=6e-3, per_decode_s=4e-3, per_prefill_tok_s=60e-6)
+    lines: list[str] = []
+    journal = tmp_path / "fit.journal"
+    found = fit(guess, data=[data], free=list(truth), report=lines.append, journal=journal, generations=6)
+    assert {k: v / truth[k] for k, v in found.best.items()} == pytest.approx(dict.fromkeys(truth, 1.0), abs=0.03)
+    assert not found.confounded and len(lines) > 6
+    assert abs(found.errors[0]["held_out"]["ttft_mean"]) < 0.02
+    found.save(tmp_path / "fit.json")
+    assert read_params(tmp_path / "fit.json") == found.best
+    again = fit(guess, data=[data], free=list(truth), journal=journal, generations=6)  # from the journal alone
+    assert again.best == found.best and again.low == found.low
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"free": ["nothing_s"]}, "nothing_s is no parameter"),
+        ({"free": []}, "free is empty"),
+        ({"free": {"base_s": (1.0, 0.5)}}, "bounds of base_s"),
+        ({"loss": ("speed",)}, "'speed' is not known"),
+        ({"holdout": 1.0}, "holdout=1.0"),
+        ({"method": "guess"}, "method='guess' is not known"),
+    ],
+)
+def test_bad_arguments_are_refused(options, says):
+    one = np.asarray([0.0])
+    data = RunData("one", one, np.asarray([5]), np.asarray([3]), one + 0.1, one + 0.2, np.asarray([1]))
+    program = small_engine([0.0], [5], [3], base_s=0.01, per_decode_s=0.0, per_prefill_tok_s=1e-4)
+    with pytest.raises(ValueError, match=says):
+        fit(program, **({"data": [data], "free": ["base_s"]} | options))
