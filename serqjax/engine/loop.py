@@ -23,9 +23,7 @@ from .layout import Packed
 from .plan import Plan
 from .state import RUNNING
 from .step import Config, turn
-
-#: Tables are updated in place: without this XLA copies each table before most stores (experiments/bench/notes.md).
-COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
+from .xla import compiler_options
 
 
 def running(state: dict[str, Array]) -> Array:
@@ -40,7 +38,7 @@ def loop(plan: Plan, config: Config) -> Callable[..., Any]:
     `state` is a `Packed`; the buffers hold what the call has written, with as many rows as the state says.
     """
     run = _together if config.together else _one_by_one
-    options = {} if config.together else COMPILER_OPTIONS
+    options = {} if config.together else compiler_options()
     return jax.jit(functools.partial(run, plan, config), compiler_options=options)
 
 

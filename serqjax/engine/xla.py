@@ -5,9 +5,7 @@ call. XLA can compile a `while` loop that it thinks small as one function, and h
 an option of its CPU back end. Raising it made a turn of an M/M/1 nine times cheaper and the compilation shorter
 (`experiments/bench/notes.md`). Results do not depend on it.
 
-The back end's own optimisation is asked for at level 1 of 3: the loop runs as fast and compiles in 0.85 of the time.
-
-The options can be given only through the environment and only before XLA reads its flags for the first time. A
+The option can be given only through the environment and only before XLA reads its flags for the first time. A
 process that has used JAX before keeps its own settings: the engine runs, more slowly, and says so once.
 """
 
@@ -20,7 +18,7 @@ import jax
 
 OPTION = "xla_cpu_small_while_loop_byte_threshold"
 _FLAG = f"--xla_backend_extra_options={OPTION}={1 << 40}"
-LEVEL = "--xla_backend_optimization_level"
+_LEVEL = "xla_backend_optimization_level"
 _state = {"asked": False}
 
 
@@ -42,8 +40,7 @@ def prepare() -> None:
                 stacklevel=4,
             )
         return
-    flags = [before or "", _FLAG, "" if LEVEL in (before or "") else f"{LEVEL}=1"]
-    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+    os.environ["XLA_FLAGS"] = _FLAG if before is None else f"{before} {_FLAG}"
     try:
         jax.block_until_ready(jax.jit(lambda x: x + 1)(0))  # XLA reads its flags here
     finally:
@@ -51,3 +48,16 @@ def prepare() -> None:
             del os.environ["XLA_FLAGS"]
         else:
             os.environ["XLA_FLAGS"] = before
+
+
+def compiler_options() -> dict[str, int | bool]:
+    """Options of the engine's loop alone, on a CPU.
+
+    Tables are updated in place: without region analysis XLA copies each table before most stores. At level 1 of 3 of the
+    back end's own optimisation the loop runs as fast and compiles in 0.85 of the time (`experiments/bench/notes.md`); a
+    level in `XLA_FLAGS` is kept.
+    """
+    options: dict[str, int | bool] = {"xla_cpu_copy_insertion_use_region_analysis": True}
+    if _LEVEL not in os.environ.get("XLA_FLAGS", ""):
+        options[_LEVEL] = 1
+    return options
