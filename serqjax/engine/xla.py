@@ -53,9 +53,9 @@ def prepare() -> None:
 def compiler_options() -> dict[str, int | bool]:
     """Options of the engine's loop alone, on a CPU.
 
-    Tables are updated in place: without region analysis XLA copies each table before most stores. At level 1 of 3 of the
-    back end's own optimisation the loop runs as fast and compiles in 0.85 of the time (`experiments/bench/notes.md`); a
-    level in `XLA_FLAGS` is kept.
+    Tables are updated in place: without region analysis XLA copies each table before most stores. At level 1 of 3 of
+    the back end's own optimisation the loop runs as fast and compiles sooner (`experiments/bench/notes.md`); a level
+    in `XLA_FLAGS` is kept.
     """
     options: dict[str, int | bool] = {"xla_cpu_copy_insertion_use_region_analysis": True}
     if _LEVEL not in os.environ.get("XLA_FLAGS", ""):
