@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from compare_runs import run_oracle
 
 import serqjax as sq
 from serqjax import ir
@@ -427,3 +428,27 @@ def test_a_browser_shows_the_page(folder: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Against request_rate" in done.stdout and done.stdout.count("<svg") == 2
+
+
+def test_metrics_by_class_of_requests():
+    """A class is named in a metric, and splits all metrics; what clients give up is no good request and no answer."""
+    classes = [
+        sq.workloads.request_class("chat", share=3, output_len=4),
+        sq.workloads.request_class("batch", share=1, output_len=40),
+    ]
+    load = sq.workloads.requests(
+        request_rate=40.0, num_prompts=60, input_len=64, classes=classes, timeout_s=0.4, retries=0
+    )
+    engine = sq.deployments.vllm(max_num_seqs=4, num_gpu_blocks=64)
+    prog = sq.program(engine, load)
+    run = sq.Run(prog, run_oracle(prog, 3))
+    table = run.requests
+    names = np.asarray(table.class_names)[table["class"].astype(int)]
+    assert run.request_counts["abandoned"] > 0 and set(names) == {"chat", "batch"}
+    good = table["ttft_s"] < 0.3
+    good &= table["status"] == RequestStatus.finished
+    for name in ("chat", "batch"):
+        share = metric(f"goodput(ttft<300ms)[class={name}]").value(run).value
+        assert share == pytest.approx(good[names == name].mean())
+    answered = (table["status"] == RequestStatus.finished).sum()
+    assert metric("throughput").value(run).value == pytest.approx(answered / run.report["end"])

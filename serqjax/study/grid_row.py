@@ -40,10 +40,10 @@ def row(program: Program, raw: RawRun) -> dict[str, Any]:
     from ..report.units import ratio, seconds
     from ..report.verdict import final_verdict
 
-    table = requests_table(raw)
+    table = requests_table(raw, program)
     verdict = final_verdict(program, raw)
     span_s = seconds(max(raw.end_tick - raw.warmup_tick, 0), raw.tick_s)
-    ended = (raw.request_status == RequestStatus.finished) & (raw.request_responded >= raw.warmup_tick)
+    ended = (table["status"] == RequestStatus.finished) & (raw.request_responded >= raw.warmup_tick)
     out: dict[str, Any] = {"verdict": verdict.name, "cause": verdict.cause}
     out |= {f"requests_{name}": count for name, count in table.counts.items()}
     out["requests_per_s"] = _known(ratio(int(ended.sum()), span_s))
@@ -106,7 +106,7 @@ def kind_of(name: str) -> Any:
 
     last = name.rpartition(".")[2]
     counts = ("requests_in", "requests_finished", "requests_running", "requests_queued", "requests_rejected",
-              "sessions_arrivals", "sessions_ended", "turns_measured")
+              "requests_abandoned", "sessions_arrivals", "sessions_ended", "turns_measured")
     if name in ("verdict", "cause") or last in WORDS:
         return polars.String
     if last in FLAGS:

@@ -94,7 +94,11 @@ def column(table: RequestTable, name: str) -> np.ndarray:
             f"the requests of this program have no column `{name}`: {nearest(name, groupings(table))} "
             "(a workload gives requests a priority or a class)"
         )
-    return np.asarray(table.columns[name])
+    values = np.asarray(table.columns[name])
+    if name != "class":
+        return values
+    known = np.asarray([*table.class_names, ""])  # the last: none
+    return known[np.where(np.isnan(values), len(known) - 1, values).astype(np.int64)]
 
 
 def groupings(table: RequestTable) -> list[str]:
@@ -159,7 +163,7 @@ class Metric:
         counted = table["measured"] & self.part.of(table) & (table["sent_s"] <= end_s(run.raw) - cooldown_s)
         if self.kind == "share":
             return counted & np.isin(status, SHARES[self.base]), counted
-        good = counted & (status != RequestStatus.rejected)
+        good = counted & ~np.isin(status, (RequestStatus.rejected, RequestStatus.abandoned))
         for condition in self.conditions:
             good = good & meets(run, condition)
         return good, counted
@@ -194,7 +198,8 @@ def measured_s(raw: RawRun) -> float:
 def _answered(run: Run) -> np.ndarray:
     """Requests answered in the measured window."""
     raw = run.raw
-    return (raw.request_responded >= raw.warmup_tick) & (raw.request_responded >= 0)
+    answered = (raw.request_responded >= raw.warmup_tick) & (raw.request_responded >= 0)
+    return answered & (run.requests["status"] != RequestStatus.abandoned)
 
 
 def _throughput(program: Program, run: Run) -> float:
