@@ -36,6 +36,7 @@ BUILT_IN = {
     "slot_think": "think", "slot_more": "more", "slot_forced": "forced", "slot_computed": "computed",
 }  # fmt: skip
 GO_ON = 0  # the only state of the machine's automaton; every other number is the body of a hold
+PLACE = "in a block"  # of amounts that are none: such programs are not compared here
 
 
 def run_blocks(tree: Json, directory: Path | None = None, *, seed: int | None = None) -> tuple[RawRun, ir.Program]:
@@ -115,7 +116,7 @@ class HoldScope:
         r = reserve if row[2] is not None and not moving(row[2]) else None
         if u is None and r is None:
             return None
-        return lambda look: max(amount(u(look)) if u else 0.0, amount(r(look)) if r else 0.0)
+        return lambda look: max(amount(u(look), None, PLACE) if u else 0.0, amount(r(look), None, PLACE) if r else 0.0)
 
 
 def moving(expr: Json) -> bool:
@@ -245,12 +246,12 @@ class Blocks:
             return True
         if tag == "Load":
             top.at += 1
-            units = amount(self.expression(payload[1])(session.look))
+            units = amount(self.expression(payload[1])(session.look), session, PLACE)
             scopes.load(machine, session, self.place(payload[0])(session.look), units)
             return True
         if tag == "Shrink":
             top.at += 1
-            units = amount(self.expression(payload[1])(session.look))
+            units = amount(self.expression(payload[1])(session.look), session, PLACE)
             scopes.shrink(machine, session, self.place(payload[0])(session.look), units)
             return True
         if tag == "Release":
@@ -281,7 +282,7 @@ class Blocks:
         if tag == "Grow":
             top.at += 1
             pool = self.place(payload[0])(session.look)
-            units = amount(self.expression(payload[1])(session.look))
+            units = amount(self.expression(payload[1])(session.look), session, PLACE)
             return scopes.grow(machine, session, pool, units, None) is scopes.Growth.done
         if tag == "Hold":
             scopes.enter(machine, session, self.scope(payload, request=False))
@@ -315,8 +316,8 @@ class Blocks:
         """A run. A written decode starts (and confirms the first token) even if it has no tokens, a request's
         decode of no tokens does not start; either lets the other ready sessions go first."""
         machine = self.machine
-        units = amount(work(session.look))
-        latency_s = 0.0 if latency is None else amount(latency(session.look))
+        units = amount(work(session.look), session, PLACE)
+        latency_s = 0.0 if latency is None else amount(latency(session.look), session, PLACE)
         place = stage(session.look)
         if mode == "Decode" and (units > 0.0 or not request):
             machine.clients.decode_starts(session)
@@ -355,8 +356,8 @@ class Blocks:
 
     def request(self, session: Session, payload: Json) -> bool:
         stage = self.place(payload["stage"])(session.look)
-        size = amount(self.expression(payload["input"])(session.look))
-        output = amount(self.expression(payload["output"])(session.look))
+        size = amount(self.expression(payload["input"])(session.look), session, PLACE)
+        output = amount(self.expression(payload["output"])(session.look), session, PLACE)
         if output < 1:
             raise RunError(f"the request generates {output:g}, and a request generates at least one token")
         self.requests[key(session)] = Request(stage, size, output, size)

@@ -12,10 +12,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -58,6 +60,8 @@ class Dense:
 
 def dense(grid: Grid) -> Dense:
     """The full grid. **Raises:** `ValueError` without rows, for a row of another length, or two rows of one point."""
+    import numpy as np
+
     width = len(grid.axes) + 1
     if not grid.rows:
         raise ValueError("a table needs rows")
@@ -79,6 +83,8 @@ def dense(grid: Grid) -> Dense:
 
 def _fill(values: np.ndarray, coordinates: np.ndarray, k: int, axis: Axis) -> None:
     """Fill the holes along axis `k`; those inside a slice that has nothing at all stay."""
+    import numpy as np
+
     first = values.reshape(*values.shape[: k + 1], -1)  # what lies inside is full, or empty
     for outer in np.ndindex(*values.shape[:k]):
         line = first[outer]
@@ -108,6 +114,8 @@ def bracket(coordinates: Sequence[float], x: float, axis: Axis) -> tuple[int, fl
 
 def reader(grid: Grid) -> Callable[[Sequence[float]], float]:
     """The value at a point; NaN at what is no number, or where there is none and `missing` says nothing."""
+    import numpy as np
+
     full = dense(grid)
     coordinates, values = [c.tolist() for c in full.coordinates], full.values.ravel().tolist()
     strides = [int(np.prod(full.values.shape[k + 1 :])) for k in range(full.values.ndim)]
