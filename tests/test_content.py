@@ -299,8 +299,8 @@ def test_a_shared_part_that_ends_inside_a_block_counts_once_in_the_reference():
         length, block = int(pool.content[0].length.value), 4
         inside, end = length % block, (length // block + 1) * block
         # Sessions follow each other: from the end of its first hold on, each that keeps the block has a copy of it.
-        assert isinstance(program.arrival, Listed)
-        copies = [start + 1 for start, units in program.arrival.values if inside and units >= end]
+        rows = [[value for _, value in row["attrs"]] for row in source["arrival"]["Sessions"]]
+        copies = [start + 1 for start, units in rows if inside and units >= end]
         more = inside * sum(100.0 - since for since in sorted(copies)[1:]) / 100.0
         twice += more > 0
         run, told = run_oracle(program), run_pyserq(source)
