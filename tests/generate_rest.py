@@ -5,7 +5,7 @@ See `generate.py` for what a structure is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
@@ -87,13 +87,16 @@ def requeued(rng: Random) -> Json:
     return program
 
 
-def held_chain(rng: Random) -> Json:
-    """Holds that keep a chain of contents, one session after the other: parts that all share, parts of their own."""
+def held_chain(rng: Random, *, shared: Sequence[int] = (8, 12, 16)) -> Json:
+    """Holds that keep a chain of contents, one session after the other: parts that all share, parts of their own.
+
+    `shared`: what the length of the common part is drawn from, in units (a block has 4).
+    """
     b = Builder()
     start, n = b.attr("start", "Size"), b.attr("n", "Size")
     mem = b.pool("mem", 400.0, 4.0)
     tool, seen = b.stage("tool", DELAY), b.observe("seen")
-    prefix = [[num(7), num(rng.choice([8, 12, 16]))], [at(SERIAL), {"Num": "inf"}]]
+    prefix = [[num(7), num(rng.choice(shared))], [at(SERIAL), {"Num": "inf"}]]
     held = hold([(mem, at(n), None)], [(S, see(seen, at(CACHED))), (S, work(tool, num(1)))], at(n), at(n))
     held["Hold"]["prefix"] = prefix
     session = [(S, work(tool, at(start))), (S, held), (S, work(tool, num(1))), (S, held), (S, see(seen, ctx("Now")))]

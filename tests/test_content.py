@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from compare_runs import as_program, compare_with_pyserq, first_difference, run_engine, run_oracle
+from compare_runs import as_program, compare_with_pyserq, first_difference, run_engine, run_oracle, run_pyserq
+from generate_rest import held_chain
 from ir14_builder import SERIAL, add, at, call, ctx, mul, num, op, sub
 from test_cases import unit_engine
 
@@ -18,6 +19,7 @@ from serqjax.check import find_problems, unsupported
 from serqjax.check.licence import licence
 from serqjax.ir import Attr, Binary, Drop, Inf, Listed, Num, Order, Program, Recorded, Segment
 from serqjax.ir.codec import from_json, to_json
+from serqjax.report.reference import reference_report
 from tests.helpers import ROOT
 from tests.vllm_model import Engine, Request
 
@@ -283,6 +285,31 @@ def test_sessions_that_do_not_overlap_run_as_in_the_reference():
         # the reference counts segments that are gone, not blocks
         lines = [line for line in (found or "").splitlines() if "evicted_entries" not in line]
         assert not lines, (seed, lines)
+
+
+def test_a_shared_part_that_ends_inside_a_block_counts_once_in_the_reference():
+    """Every field agrees but `mean_cached`: copies of that block after the first, times the shared units in it."""
+    pytest.importorskip("pyserq")
+    twice = 0
+    for seed in range(40):
+        source = held_chain(Random(seed), shared=range(1, 21))
+        program = as_program(source)
+        pool = program.pools[0]
+        assert isinstance(pool.content[0], Segment) and isinstance(pool.content[0].length, Num)
+        length, block = int(pool.content[0].length.value), 4
+        inside, end = length % block, (length // block + 1) * block
+        # Sessions follow each other: from the end of its first hold on, each that keeps the block has a copy of it.
+        rows = [[value for _, value in row["attrs"]] for row in source["arrival"]["Sessions"]]
+        copies = [start + 1 for start, units in rows if inside and units >= end]
+        more = inside * sum(100.0 - since for since in sorted(copies)[1:]) / 100.0
+        twice += more > 0
+        run, told = run_oracle(program), run_pyserq(source)
+        (found,) = told.report["pools"]
+        assert reference_report(program, run)["pools"][0]["mean_cached"] == pytest.approx(found["mean_cached"] + more)
+        assert compare_with_pyserq(
+            source, run, program, reference=told, exceptions={"pools[0].mean_cached": "counted by blocks here"}
+        ) is None  # fmt: skip
+    assert twice >= 10
 
 
 @pytest.mark.parametrize(("prefix", "text"), [

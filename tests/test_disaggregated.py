@@ -11,7 +11,9 @@ from compare_runs import first_difference
 import serqjax as sq
 from serqjax import deployments, ir, workloads
 from serqjax.builder import compose
-from serqjax.engine import simulate
+from serqjax.engine import host, simulate
+from serqjax.engine.make_plan import make_plan
+from serqjax.engine.step import Config
 from serqjax.ir import Num
 from serqjax.report.raw import RawRun
 from serqjax.report.requests import requests_table
@@ -127,6 +129,21 @@ def test_the_array_engine_does_the_same_with_fleets(first_token: deployments.Fir
                               output_len=workloads.uniform(1, 40))  # fmt: skip
     for told in compared(compose(fleet, work), range(3)):
         assert told.verdict.name == "drained"
+
+
+def test_a_fleet_with_open_arrivals_begins_with_a_larger_table_of_sessions() -> None:
+    """The reference's program of this kind has 54 sessions at once: with the table of one engine it compiled twice."""
+    work = workloads.sessions(session_rate=0.5, turns=1, first_prompt=20, output_len=5, num_sessions=8)
+    listed = workloads.from_trace(THREE)
+    for deployment, load, slots in (
+        (ENGINE, work, 32),
+        (deployments.disaggregated(prefill=ENGINE, decode=ENGINE, link=FREE), work, 64),
+        (deployments.disaggregated(prefill=ENGINE, decode=ENGINE, link=FREE), listed, 32),
+    ):
+        program = compose(deployment, load)
+        made = {id(program): make_plan(program)}
+        batch = host.Batch.build(made[id(program)][0], made, [program], [1], Config(), False, False)
+        assert batch.auto().slots == slots
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -237,7 +237,8 @@ class Batch:
     def auto(self) -> Capacities:
         """First sizes: enough for what is certain, small enough to be fast."""
         known = max(likely_sessions(p) for p in self.programs)
-        slots = 32
+        # Open arrivals tell nothing; sessions wait at each engine of a fleet, which compiles longest a second time.
+        slots = 64 if not known and len(self.plan.step_stages) > 1 else 32
         while slots < known + 1:
             slots *= 2
         blocks = [number(p, pool.block) or 0 for p in self.programs for pool in p.pools if pool.block is not None]

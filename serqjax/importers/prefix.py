@@ -4,8 +4,10 @@ The chain of IR 14 stands in the hold, that of the automaton form with the pool;
 must have one chain. A block can be found when it was released, as in the reference, and only pools with blocks share.
 This gives the reference's samples and pool averages where holds do not overlap in time and lengths are whole blocks.
 Else the reference's segments are no rows of blocks: a hold pins a whole segment of which it uses a part, and the last
-part of a block is kept. `evicted_entries` counts blocks here, segments there. What it does with a chain that ends, or
-under eviction keys, is not characterised.
+part of a block is kept. Where a segment ends inside a block, two sessions have that block twice; the units of the
+segment in it count twice here, as memory is taken, and once in the reference: its `mean_cached` is lower by them, and
+in a pool that is full it evicts so much later (until then both find the same). `evicted_entries` counts blocks here,
+segments there. What it does with a chain that ends, or under eviction keys, is not characterised.
 
 **Source:** `spec/semantics.md`, section 8; `spec/ir14.md`, CRequest and Hold.
 """
