@@ -13,7 +13,10 @@ from helpers import shared_dir
 import oracle
 import serqjax as sq
 from serqjax import costs, deployments, traces, workloads
+from serqjax.engine.host import simulate
+from serqjax.engine.state import Capacities
 from serqjax.ir import Listed, Recorded
+from serqjax.report.raw import Verdict
 from tests.vllm_model import Engine, Request
 
 #: Every step lasts 1 s, as in the model.
@@ -95,6 +98,15 @@ def test_array_engine_and_oracle_agree_on_a_made_trace(tmp_path):
     compare(run, requests)
     assert first_difference(run.raw, oracle.simulate(program)) is None
     assert sum(len(r.admissions) > 1 for r in requests) > 0
+
+
+def test_more_holders_of_a_shared_pool_than_rows(tmp_path):
+    """With given sizes the run says which table is full. (A run with sizes of its own choice tries larger ones.)"""
+    trace = traces.read(made_trace(tmp_path, 8))
+    program = program_of(trace, block=64, blocks=80, budget=1500, seqs=6)
+    (few,) = simulate(program, [0], capacities=Capacities(slots=64, holds=1, chain=64))
+    assert few is not None and few.verdict == Verdict.capacity
+    assert few.cause == "more sessions held of a shared pool at once than its table has rows (1): raise `holds`"
 
 
 def test_the_command_shares_what_the_file_records(tmp_path):
