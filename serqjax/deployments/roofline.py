@@ -195,7 +195,7 @@ def first_guess(model: str | os.PathLike[str] | Mapping[str, Any], gpu: str | Gp
     linear = active - shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     head = 2.0 * shape.vocabulary * shape.hidden
     per_prefill_tok_s = 2.0 * linear / speed + reduces * share
-    costs = {
+    costs: dict[str, Any] = {
         "base_s": read / rate + reduces * ALL_REDUCE_S,
         "per_decode_s": per_prefill_tok_s + head / speed,
         "per_kv_tok_s": per_token / rate,
