@@ -147,6 +147,7 @@ def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[
             "leases": s["lease_slot"].shape[0] if "lease_slot" in s else 0,
             "entries": s["entry_size"].shape[0] if "entry_size" in s else 0,
             "chain": s["held"].shape[2] if "held" in s else 0,
+            "holds": s["row_taken"].shape[1] if "row_taken" in s else 0,
         }
         cause = sentence.format(**names)
         return verdict, dated(cause, int(s["now"]), program) if verdict == Verdict.error else cause

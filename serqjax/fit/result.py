@@ -39,8 +39,14 @@ class Local:
     blur: np.ndarray
 
     def robust(self) -> Local:
-        """A request that is far off counts less."""
-        weight = (1.0 + (self.value / (2.0 * np.median(np.abs(self.value)) + 1e-9)) ** 2) ** -0.25
+        """Weighted rows: what jumps from candidate to candidate counts less, and so does a request that is far off.
+
+        The wait of a request in an idle engine is the rest of an iteration: it jumps by whole iterations, and would
+        drown the times between tokens, which do not.
+        """
+        usual = np.median(np.abs(self.value)) + 1e-9
+        jumps = (1.0 + self.variance / usual**2) ** -0.5
+        weight = jumps * (1.0 + (self.value * jumps / (2.0 * usual)) ** 2) ** -0.25
         return Local(self.value * weight, self.slope * weight[:, None], self.variance * weight**2, self.blur)
 
     def gram(self, count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -269,7 +269,7 @@ ROUNDS, CLOUD, BOTTOM = 8, 2, 5
 #: Candidates count for the slopes up to this many spreads from the point in each parameter.
 NEAR = 2.5
 #: The end of the last rounds counts unless its loss is so many times that of the best candidate.
-WORSE = 1.2
+WORSE = 3.0
 
 
 def _polish(score: Callable[[np.ndarray], Scored], space: Space, best: tuple[np.ndarray, float], population: int,
