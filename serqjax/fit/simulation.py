@@ -306,7 +306,9 @@ def _polish(score: Callable[[np.ndarray], Scored], space: Space, best: tuple[np.
             spread = max(spread / 2.0, NARROWEST)
     at, spread = best[0], NARROWEST
     for _ in range(BOTTOM):
-        at = space.clip(at + np.clip(around(at).robust().step(), -spread, spread))
+        step = around(at).robust().step()
+        # shortened as a whole: cut in each parameter alone it would leave the ridge of a sum
+        at = space.clip(at + step * min(1.0, spread / max(np.abs(step).max(), 1e-300)))
         tell(f"start {k} bottom {spread:5.3f}                    " + _numbers(space, at))
     known.append(score(at[None]))
     loss = float(known[-1].losses[0])
