@@ -32,36 +32,47 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-Inputs = tuple[fit_data.RunData, dict[str, Any], tuple[measured.Shares, ...], sq.costs.Cost]
+Settings = tuple[fit_data.RunData, dict[str, Any], tuple[measured.Shares, ...], dict[str, Any]]
 
 
-def prepare(args: argparse.Namespace) -> Inputs:
-    """The run, the engine's flags, what prompts share, and the cost of a step."""
-    files = {part: Path(args.data) / f"{args.name}_{part}" for part in (
-        "attention.csv", "dense.csv", "per_sequence.csv", "requests.jsonl", "meta.json", "skew_fit.csv",
-        "prefix_shares.csv"
-    )}  # fmt: skip
-    run = fit_data.read(files["requests.jsonl"])
+def path_of(args: argparse.Namespace, part: str) -> Path:
+    return Path(args.data) / f"{args.name}_{part}"
+
+
+def wanted(args: argparse.Namespace, part: str, off: str) -> bool:
+    """Whether a file is to be used; says so if it is not there."""
+    if getattr(args, off.strip("-").replace("-", "_")):
+        return False
+    there = path_of(args, part).is_file()
+    if not there:
+        note(f"{path_of(args, part).name} is not there: as {off}")
+    return there
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The run, the engine's flags, what prompts share, and the whole `_meta.json`."""
+    run = fit_data.read(path_of(args, "requests.jsonl"))
     note(str(run))
-    flags, meta = measured.read_settings(files["meta.json"])
+    flags, meta = measured.read_settings(path_of(args, "meta.json"))
     if "num_gpu_blocks" not in flags:
         flags.setdefault("block_size", 16)
         flags["num_gpu_blocks"] = measured.roomy_blocks(run, flags["block_size"])
-        note(f"{files['meta.json'].name} has no kv_cache.num_gpu_blocks: block size {flags['block_size']} and "
+        note(f"{path_of(args, 'meta.json').name} has no kv_cache.num_gpu_blocks: block size {flags['block_size']} and "
              f"{flags['num_gpu_blocks']} blocks, which never bind")  # fmt: skip
     flags |= {"engine_version": "0.33.0", "scheduler_reserve_full_isl": True, "watermark": 0.0}
-    use = {"skew_fit.csv": not args.no_skew, "prefix_shares.csv": not args.no_prefix}
-    for part in use:
-        if use[part] and not files[part].is_file():
-            note(f"{files[part].name} is not there: as {'--no-skew' if part.startswith('skew') else '--no-prefix'}")
-            use[part] = False
-    shares = measured.read_shares(files["prefix_shares.csv"], len(run)) if use["prefix_shares.csv"] else ()
-    cost = layers.layer_cost(
-        layers=args.layers or layers.decoder_layers(meta.get("model", "")), attention=files["attention.csv"],
-        dense=files["dense.csv"], per_sequence=files["per_sequence.csv"],
-        skew=files["skew_fit.csv"] if use["skew_fit.csv"] else None,
+    part = "prefix_shares.csv"
+    shares = measured.read_shares(path_of(args, part), len(run)) if wanted(args, part, "--no-prefix") else ()
+    return run, flags, shares, meta
+
+
+def cost_of(args: argparse.Namespace, meta: dict[str, Any]) -> sq.costs.Cost:
+    """The cost of a step from the tables."""
+    return layers.layer_cost(
+        layers=args.layers or layers.decoder_layers(meta.get("model", "")),
+        attention=path_of(args, "attention.csv"), dense=path_of(args, "dense.csv"),
+        per_sequence=path_of(args, "per_sequence.csv"),
+        skew=path_of(args, "skew_fit.csv") if wanted(args, "skew_fit.csv", "--no-skew") else None,
     )  # fmt: skip
-    return run, flags, shares, cost
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +90,8 @@ def main(argv: list[str] | None = None) -> int:
     options(parser)
     args = parser.parse_args(argv)
     try:
-        run, flags, shares, cost = prepare(args)
+        run, flags, shares, meta = settings_of(args)
+        cost = cost_of(args, meta)
         program = measured.program_of(run, cost, flags, shares)
         sq.check(program)
         simulated = sq.run(program) if args.array else sq.Run(program, oracle.simulate(program))

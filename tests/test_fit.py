@@ -13,7 +13,7 @@ from serqjax.fit import fit, read, read_params
 from serqjax.fit.data import RunData
 from serqjax.fit.measured import Shares, block_names, times_of
 from serqjax.fit.optimisers import OPTIMISERS, Space
-from serqjax.fit.result import identify
+from serqjax.fit.result import Local, identify
 from serqjax.ir import Attr, End, Enter, Inf, Leave, Listed, Num, Respond, Run, Step, Turn
 
 ROW = {"queued_ts": 5.0, "first_token_ts": 5.2, "last_token_ts": 6.2, "input_toks": 100, "output_toks": 11}
@@ -95,13 +95,28 @@ def test_what_the_data_cannot_tell_apart_is_named():
     slope[:, 2] = 0.5 * slope[:, 1]
     value = rng.normal(size=200) * 0.02
     space = Space.of({name: (1e-3, 1e3) for name in ("base", "decode", "kv")})
-    found = identify(space, np.log([1.0, 2.0, 4.0]), value, slope, np.arange(200), 0.9, 0)
+    exact = np.zeros(200), np.eye(3)
+    found = identify(space, np.log([1.0, 2.0, 4.0]), Local(value, slope, *exact), np.arange(200), 0.9, 0)
     assert found["confounded"] == (("decode", "kv"),)
     (both,) = found["combinations"]
     assert both.factors == pytest.approx((1.0, 0.25)) and both.low < 3.0 < both.high
     assert 0.99 < found["low"]["base"] <= 1.0 <= found["high"]["base"] < 1.01
     slope[:, 2] = rng.normal(size=200)
-    assert not identify(space, np.zeros(3), value, slope, np.arange(200), 0.9, 0)["confounded"]
+    assert not identify(space, np.zeros(3), Local(value, slope, *exact), np.arange(200), 0.9, 0)["confounded"]
+
+
+def test_slopes_that_differ_by_their_noise_alone_are_not_told_apart():
+    rng = np.random.default_rng(1)
+    slope = rng.normal(size=(400, 2))
+    slope[:, 1] = slope[:, 0]
+    noisy = slope + rng.normal(size=slope.shape) * 0.1
+    space = Space.of({name: (1e-3, 1e3) for name in ("decode", "kv")})
+    value, groups = rng.normal(size=400) * 0.02, np.arange(400)
+    known = Local(value, noisy, np.full(400, 0.1**2), np.eye(2))
+    found = identify(space, np.zeros(2), known, groups, 0.9, 0)
+    assert found["confounded"] == (("decode", "kv"),)
+    assert found["low"]["kv"] == pytest.approx(1e-3) and found["high"]["kv"] > 1.9  # all that the sum of 2 allows
+    assert not identify(space, np.zeros(2), Local(value, noisy, np.zeros(400), np.eye(2)), groups, 0.9, 0)["confounded"]
 
 
 def test_both_optimisers_find_the_bottom_of_a_bowl():

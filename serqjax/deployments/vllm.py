@@ -38,11 +38,14 @@ from ..ir.expr import Expr, Num
 from ..ir.program import EVICT_LRU, Enter, Lease, Leave, Op, Preempt, Recorded, Require, Run, Segment, Step
 from ..traces import SPAN_TOK
 from .offload import Offload
+from .roofline import FirstGuess, first_guess
 
 #: Engine versions whose rules are known (and recorded).
 VERSIONS = ("0.33.0", "0.11.2")
 #: Orders in which requests wait and are preempted.
 POLICIES = ("fcfs", "priority")
+#: KV blocks of a GPU of 80 GB beside a model of 8 B parameters, about.
+NUM_GPU_BLOCKS = 27_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Vllm(AbstractDeployment):
     own: str = ""
     arrival_tie: str = "serial"
     shared_structure: bool = False
+    guess: FirstGuess | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -115,6 +119,20 @@ class Vllm(AbstractDeployment):
         # vLLM 0.11.2 knows neither flag, and does what they say when they are off
         if self.engine_version == "0.11.2" and self.watermark:
             raise ProgramError.at("watermark", "vLLM 0.11.2 has no watermark", "leave it out, or use 0.33.0")
+
+    def explain(self) -> str:
+        """The arithmetic of what was derived from the model and the GPU.
+
+        **Raises:** `ProgramError` if nothing was: `vllm(model=..., gpu=...)`.
+        """
+        if self.guess is None:
+            raise ProgramError.at("model", "nothing was derived from a model", "give `model` and `gpu`")
+        lines = [self.guess.explain()]
+        if self.num_gpu_blocks != self.guess.num_gpu_blocks:
+            lines.append(f"num_gpu_blocks = {self.num_gpu_blocks:,} was given and takes the place of the guess")
+        if self.cost != self.guess.cost:
+            lines.append("a cost was given and takes the place of the guess")
+        return "\n".join(lines)
 
     # ------------------------------------------------------------ pools and stages
 
@@ -303,8 +321,12 @@ class Vllm(AbstractDeployment):
         return f"Ceil({gate} / {block}) * {block} + ({blocks} * {block} if Holders({self.reqs}) > 0 else 0)"
 
 
+#: What a first guess is made from, besides the engine's own flags.
+_OF_MODEL = ("model", "gpu", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype")
+
+
 def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs: int = 256,
-         max_num_batched_tokens: int = 2048, num_gpu_blocks: int = 27_000, block_size: int = 16,
+         max_num_batched_tokens: int = 2048, num_gpu_blocks: int | None = None, block_size: int = 16,
          long_prefill_token_threshold: int = 0, max_model_len: int | None = None, enable_prefix_caching: bool = True,
          scheduling_policy: Literal["fcfs", "priority"] = "fcfs", scheduler_reserve_full_isl: bool = True,
          watermark: float = 0.0, shared_prefixes: Sequence[tuple[str, str]] | Literal["hash_ids"] | None = (),
@@ -316,7 +338,7 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     - `engine_version`: whose rules, `"0.33.0"` or `"0.11.2"`.
     - `max_num_seqs`: running requests. `max_num_batched_tokens`: tokens of one step.
     - `num_gpu_blocks`: KV blocks, of which one is never given out. vLLM measures this number at its start; the
-      default is about what an 80 GB GPU has left beside an 8 B model (54 GB at 128 KiB per token).
+      default, `NUM_GPU_BLOCKS`, is about what an 80 GB GPU has left beside an 8 B model (54 GB at 128 KiB per token).
     - `block_size`: tokens of a block. `long_prefill_token_threshold`: most tokens of one prefill in a step (0: none).
     - `max_model_len`: tokens of prompt and output together at which a request ends (None: no limit); a prompt that
       leaves no room for a token is rejected.
@@ -330,6 +352,9 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
       a fraction of the blocks kept free while anything runs.
     - `offload`: `serqjax.deployments.offload(...)`, a tier of CPU memory that takes blocks which eviction removes.
     - `cost`: seconds of an iteration, `serqjax.costs.affine(...)` (the default) or an expression of the IR.
+    - `model` with `gpu`, and `tensor_parallel_size`, `gpu_memory_utilization`, `kv_cache_dtype`: a first guess of
+      `num_gpu_blocks` and `cost`, where they are not given; see `serqjax.deployments.roofline.first_guess`. Its
+      arithmetic: `.explain()`.
 
     **Returns:** a deployment for `serqjax.program`; `.replace(max_num_seqs=...)` gives a changed one.
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
@@ -338,10 +363,21 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     if speculative := sorted(set(extra) & {"num_speculative_tokens", "speculative_config", "spec_method"}):
         what = "speculative decoding is not modelled: in the language a decode is given at most one token an iteration"
         raise ProgramError.at(speculative[0], what, "leave it out")
+    of_model = {name: extra.pop(name) for name in _OF_MODEL if name in extra}
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
+    guess = None
+    if of_model:
+        if missing := [name for name in ("model", "gpu") if name not in of_model]:
+            raise ProgramError.at(missing[0], f"is missing beside `{next(iter(of_model))}`", "give `model` and `gpu`")
+        guess = first_guess(**of_model, block_size=block_size, max_num_seqs=max_num_seqs,
+                            max_num_batched_tokens=max_num_batched_tokens)
+        num_gpu_blocks = guess.num_gpu_blocks if num_gpu_blocks is None else num_gpu_blocks
+        cost = guess.cost if cost is None else cost
+    num_gpu_blocks = NUM_GPU_BLOCKS if num_gpu_blocks is None else num_gpu_blocks
     return Vllm(
-        engine_version=engine_version, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        guess=guess, engine_version=engine_version, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         num_gpu_blocks=num_gpu_blocks, block_size=block_size,
         long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching, scheduler_reserve_full_isl=scheduler_reserve_full_isl,

@@ -27,7 +27,7 @@ from .data import RunData, read
 from .errors import metrics, relative_errors
 from .measured import times_of
 from .optimisers import OPTIMISERS, Space
-from .result import Fit, identify
+from .result import Fit, Local, identify
 
 #: Loss of a candidate whose run does not serve all requests.
 STUCK = 1e3
@@ -153,7 +153,7 @@ def fit(
     holdout: float = 0.3,
     loss: Sequence[str] = ("ttft", "tpot"),
     population: int = 16,
-    generations: int = 30,
+    generations: int = 20,
     restarts: int = 1,
     method: str = "cmaes",
     prior: float = 0.0,
@@ -199,22 +199,22 @@ def fit(
         away = (((points - start) / np.log(10.0)) ** 2).sum(axis=1)
         return dataclasses.replace(scored, losses=scored.losses + prior * away)
 
-    clouds = []
+    ends = []
     for k in range(restarts):
         rng = np.random.default_rng(seed + 1000 * k)
         begin = start if k == 0 else space.clip(start + rng.normal(0.0, 2 * sigma, len(start)))
         found = _search(score, space, begin, population, generations, sigma, seed + k, method, tell, k)
-        clouds.append(_polish(score, space, found, population, rng, tell, k))
-    cloud, best = min(clouds, key=lambda c: c[1][1])
-    base = problem.simulate(best[0][None])[0]
+        ends.append(_polish(score, space, found, population, rng, tell, k))
+    local, best, lowest = min(ends, key=lambda end: end[2])
+    base = problem.simulate(best[None])[0]
     errors = []
     for run, found, keep in zip(runs, base, problem.fitted):
         errors.append({"fitted": relative_errors(run, found, keep)})
         if not keep.all():
             errors[-1]["held_out"] = relative_errors(run, found, ~keep)
-    tables = identify(space, best[0], *linear(cloud, best[0]), problem.groups, level, seed)
+    tables = identify(space, best, local, problem.groups, level, seed)
     return Fit(
-        guess={n: guess[n] for n in space.names}, best=space.params(best[0]), loss=float(best[1]), level=level,
+        guess={n: guess[n] for n in space.names}, best=space.params(best), loss=lowest, level=level,
         errors=tuple(errors), runs=tuple(run.name for run in runs), rows=tuple(len(run) for run in runs),
         set_aside=tuple((run.name, *row) for run in runs for row in run.set_aside),
         pairs=tuple(metrics(run, found) for run, found in zip(runs, base)), **tables,
@@ -262,43 +262,59 @@ def _search(score: Callable[[np.ndarray], Scored], space: Space, begin: np.ndarr
     return best
 
 
-#: Spreads of the clouds around the best candidate, in logs, from the first to the least; the last gives the intervals.
-WIDEST, NARROWEST = 0.2, 0.03
-#: Rounds of a cloud and steps from it; candidates of a cloud, per population.
-ROUNDS, CLOUD = 10, 3
+#: Spreads of the clouds around the best candidate, in logs, from the first to the least.
+WIDEST, NARROWEST = 0.2, 0.07
+#: Rounds of a cloud and steps from it; candidates of a cloud, per population; rounds at the bottom.
+ROUNDS, CLOUD, BOTTOM = 8, 2, 5
+#: Candidates count for the slopes up to this many spreads from the point in each parameter.
+NEAR = 2.5
+#: The end of the last rounds counts unless its loss is so many times that of the best candidate.
+WORSE = 3.0
 
 
 def _polish(score: Callable[[np.ndarray], Scored], space: Space, best: tuple[np.ndarray, float], population: int,
-            rng: np.random.Generator, tell: Callable[[str], None], k: int) -> tuple[Scored, tuple[np.ndarray, float]]:
-    """Steps of least squares on residuals that are linear in a cloud; the last cloud and the best candidate.
+            rng: np.random.Generator, tell: Callable[[str], None], k: int) -> tuple[Local, np.ndarray, float]:
+    """The bottom of the loss by least squares on residuals that are linear in a cloud of candidates.
 
-    Each round tries the steps of several dampings and lengths at once. A round that helps little makes the next cloud
-    narrower.
+    Rounds with wide clouds try steps of several dampings and lengths at once, and keep the best candidate. The loss
+    has steps of its own (a request more or less in an iteration moves many), and the best of many candidates is the
+    luckiest one: so the last rounds go where the slopes of all candidates around say, whatever the loss there.
     """
     n = len(space.names)
     spread, size = WIDEST, max(CLOUD * population, 4 * n)
-    last = False
-    for number in range(ROUNDS + 1):
+    known: list[Scored] = []
+
+    def around(at: np.ndarray) -> Local:
         half = rng.standard_normal((size // 2, n))
-        points = space.clip(best[0] + spread * np.concatenate([half, -half]))
-        points[0] = best[0]
-        cloud = score(points)
-        value, slope = linear(cloud, best[0])
-        # robust: a request that is far off counts less
-        weight = (1.0 + (value / (2.0 * np.median(np.abs(value)) + 1e-9)) ** 2) ** -0.25
-        tried = score(_steps(space, best[0], value * weight, slope * weight[:, None], spread, population))
+        points = space.clip(at + spread * np.concatenate([half, -half]))
+        points[0] = at
+        known.append(score(points))
+        return linear(known, at, NEAR * spread)
+
+    for _ in range(ROUNDS):
+        local = around(best[0]).robust()
+        known.append(score(_steps(space, best[0], local.value, local.slope, spread, population)))
         before = best[1]
-        for scored in (cloud, tried):
+        for scored in known[-2:]:
             i = int(np.argmin(scored.losses))
             if scored.losses[i] < best[1]:
                 best = (scored.points[i].copy(), float(scored.losses[i]))
         tell(f"start {k} polish {spread:5.3f}      loss {best[1]:.5f}  " + _numbers(space, best[0]))
-        if last:
-            break
         if best[1] > 0.97 * before:
-            last = spread <= NARROWEST or number == ROUNDS - 1
+            if spread <= NARROWEST:
+                break
             spread = max(spread / 2.0, NARROWEST)
-    return cloud, best
+    at, spread = best[0], NARROWEST
+    for _ in range(BOTTOM):
+        step = around(at).robust().step()
+        # shortened as a whole: cut in each parameter alone it would leave the ridge of a sum
+        at = space.clip(at + step * min(1.0, spread / max(np.abs(step).max(), 1e-300)))
+        tell(f"start {k} bottom {spread:5.3f}                    " + _numbers(space, at))
+    known.append(score(at[None]))
+    loss = float(known[-1].losses[0])
+    if loss > WORSE * best[1]:  # the slopes led astray
+        at, loss = best
+    return linear(known, at, NEAR * spread), at, loss
 
 
 def _steps(space: Space, at: np.ndarray, value: np.ndarray, slope: np.ndarray, spread: float, count: int) -> np.ndarray:
@@ -317,17 +333,30 @@ def _steps(space: Space, at: np.ndarray, value: np.ndarray, slope: np.ndarray, s
     return np.stack(found[-count:])
 
 
-def linear(cloud: Scored, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Residuals at a point and their slopes `[all, free]`, by least squares over the finished candidates of a cloud.
+def linear(known: Sequence[Scored], at: np.ndarray, reach: float) -> Local:
+    """Residuals at a point and their slopes, by least squares over the finished candidates within `reach` of it.
+
+    Curvature is taken out where there are candidates enough.
 
     **Raises:** `ValueError` where too few finish their runs.
     """
-    keep = ~np.isnan(cloud.residuals).any(axis=1)
-    if keep.sum() <= len(at):
+    points = np.concatenate([scored.points for scored in known]) - at
+    residuals = np.concatenate([scored.residuals for scored in known])
+    keep = ~np.isnan(residuals).any(axis=1) & (np.abs(points) <= reach).all(axis=1)
+    near = points[keep]
+    one = np.ones((len(near), 1))
+    pairs = [near[:, i] * near[:, j] for i in range(len(at)) for j in range(i, len(at))]
+    design = np.concatenate([one, near], axis=1)
+    if len(near) >= 2 * (design.shape[1] + len(pairs)):
+        # without the curvature, waiting times, which bend upwards, would seem too long at the point itself
+        design = np.concatenate([design, np.stack(pairs, axis=1)], axis=1)
+    free = len(near) - design.shape[1]
+    if free < 2:
         raise ValueError("too few candidates near the best finish their runs: give other bounds or a first guess")
-    design = np.concatenate([np.ones((keep.sum(), 1)), cloud.points[keep] - at], axis=1)
-    solution = np.linalg.lstsq(design, cloud.residuals[keep], rcond=None)[0]
-    return solution[0], solution[1:].T
+    solution = np.linalg.lstsq(design, residuals[keep], rcond=None)[0]
+    variance = ((residuals[keep] - design @ solution) ** 2).sum(axis=0) / free
+    slopes = slice(1, 1 + len(at))
+    return Local(solution[0], solution[slopes].T, variance, np.linalg.pinv(design.T @ design)[slopes, slopes])
 
 
 def _numbers(space: Space, x: np.ndarray) -> str:
