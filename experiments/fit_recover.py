@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import oracle  # noqa: E402
 import serqjax as sq  # noqa: E402
+from serqjax import ir  # noqa: E402
 from serqjax.fit import fit, measured  # noqa: E402
 from serqjax.fit.data import RunData  # noqa: E402
 
@@ -58,7 +59,7 @@ def runs_of(design: tuple[tuple[Any, ...], ...], noise: float, seed: int) -> lis
     return runs
 
 
-def program_of(run: RunData, cost: dict[str, Any]) -> sq.Program:
+def program_of(run: RunData, cost: dict[str, Any]) -> ir.Program:
     settings = dict(run.settings) | {"num_gpu_blocks": 40_000, "enable_prefix_caching": False}
     return measured.program_of(run, sq.costs.affine(**cost), settings)
 

@@ -325,7 +325,7 @@ def test_a_request_on_a_computed_member_is_chosen_by_branches() -> None:
     tests = [s.exit.test for s in program.states if isinstance(s.exit, ir.Branch)]
     assert ir.Binary("Eq", ir.Attr("E.member"), ir.Num(1.0)) in tests
     requires = [o.problem for s in program.states for o in s.ops if isinstance(o, ir.Require)]
-    assert "a member of an array of 2 is 0 to 1" in requires
+    assert "an index of `E` is not a whole number from 0 to 1" in requires
 
 
 def test_version_12() -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ..ir.expr import Table
 from ..ir.grids import Grid, dense
 from .index import Index, Problems, known
@@ -54,7 +52,8 @@ def _check_grid(problems: Problems, path: str, grid: Grid) -> None:
         problems.add(f"{path}.rows", f"{where}: {error}", "give each point of the grid once, with all its coordinates")
         return
     steps = [axis for axis in grid.axes if axis.between != "linear"]
-    if grid.missing is None and (steps or np.isnan(full.values).any()):
+    holes = bool((full.values != full.values).any())  # NaN
+    if grid.missing is None and (steps or holes):
         text = f"{where} has no value between or beyond its coordinates on `{steps[0].name if steps else ''}`"
         problems.add(f"{path}.missing", text, "say the value there: `missing`")
     if grid.missing is not None and not steps:

@@ -33,7 +33,7 @@ def _padded(n: int) -> int:
 
 
 def recordings(programs: Sequence[Program]) -> tuple[list[Program], list[int]]:
-    """One program for each set of session data, and which of them each program reads.
+    """One program for each set of session data and tables of costs, and which of them each program reads.
 
     Programs that differ in numbers alone share their sessions, so that the shape of the data, and with it the compiled
     loop, does not depend on how many of them a batch has.
@@ -43,7 +43,7 @@ def recordings(programs: Sequence[Program]) -> tuple[list[Program], list[int]]:
     scripts = []
     for program in programs:
         listed = program.arrival if isinstance(program.arrival, Listed) else None
-        key = (listed, program.trace, program.tick_s)
+        key = (listed, program.trace, program.tick_s, program.tables)
         if key not in places:
             places[key] = len(rows)
             rows.append(program)

@@ -145,7 +145,7 @@ class Journal:
         return scored
 
 
-def fit(
+def search(
     prog: Program,
     *,
     data: Iterable[RunData | str | os.PathLike[str]],
@@ -163,24 +163,7 @@ def fit(
     report: Callable[[str], None] | None = None,
     journal: str | os.PathLike[str] | None = None,
 ) -> Fit:
-    """Fit parameters of a program to request times of real runs.
-
-    **Arguments:**
-    - `prog`: a deployment with listed requests (`workloads.from_trace`); those of each run take their place. Its
-      parameter values are the first guess.
-    - `data`: runs, or files as `serqjax.fit.data.read` reads them, each perhaps with engine settings of its own.
-    - `free`: names of parameters, with bounds above 0 or None (a factor of 30 around the first guess).
-    - `holdout`: fraction of the requests, the last ones sent, that are simulated and not scored.
-    - `loss`: which of `ttft`, `tpot`, `e2e` of each request count.
-    - `population`, `generations`, `restarts`: candidates of a generation (16 share a compiled loop), generations of a
-      search at most, searches from different points. `method`: `cmaes` or `gradient`. `sigma`: first spread, in logs.
-    - `prior`: weight of the first guess (loss added per squared log 10 of distance). `level`: of the intervals.
-    - `report`: told a line per generation. `journal`: a file from which an interrupted fit goes on.
-
-    **Returns:** a `Fit`: `best`, `table()`, `confounded`, `errors`.
-
-    **Raises:** `ProgramError` for a program or data that cannot be used, `ValueError` for an argument.
-    """
+    """See `serqjax.fit.fit`."""
     runs = [run if isinstance(run, RunData) else read(run) for run in data]
     guess = {p.name: p.value for p in prog.params}
     bounds = dict(free) if isinstance(free, Mapping) else dict.fromkeys(free)

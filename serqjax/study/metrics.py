@@ -89,7 +89,7 @@ class Part:
 
 def column(table: RequestTable, name: str) -> np.ndarray:
     """A column by which requests are grouped. **Raises:** `ValueError` that names those there are."""
-    if name not in table.columns:
+    if not said(table, name):
         raise ValueError(
             f"the requests of this program have no column `{name}`: {nearest(name, groupings(table))} "
             "(a workload gives requests a priority or a class)"
@@ -104,7 +104,13 @@ def column(table: RequestTable, name: str) -> np.ndarray:
 def groupings(table: RequestTable) -> list[str]:
     """Columns that tell requests apart: not times, not serial numbers."""
     out = ("run", "seed", "session", "status", "measured", "output_tok")
-    return [name for name in table.columns if name not in out and not name.endswith("_s")]
+    return [name for name in table.columns if name not in out and not name.endswith("_s") and said(table, name)]
+
+
+def said(table: RequestTable, name: str) -> bool:
+    """Whether the requests have such a column, with something in it."""
+    values = table.columns.get(name)
+    return values is not None and not (len(values) and values.dtype.kind == "f" and bool(np.isnan(values).all()))
 
 
 @dataclasses.dataclass(frozen=True)
