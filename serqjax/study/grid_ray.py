@@ -46,7 +46,7 @@ def chunks(
     **Raises:** `MissingExtra` without Ray; `RuntimeError` if a chunk's worker was lost `RETRIES` times over.
     """
     with needs("ray", "a grid over Ray"):
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]  # an extra that is not among those of development
     import polars
 
     started = not ray.is_initialized()
