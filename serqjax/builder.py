@@ -429,7 +429,7 @@ class AbstractArguments(abc.ABC):
 
     def arguments(self) -> dict[str, Any]:
         """Every argument that is a number (or off), by its name."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in self.names()}
         return {k: v for k, v in values.items() if v is None or isinstance(v, (int, float))}
 
     def names(self) -> list[str]:

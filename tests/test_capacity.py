@@ -31,7 +31,9 @@ TRUE_RATE = 0.7
 LIMIT_S = math.log(100) / (1 - TRUE_RATE)  # p99 of the sojourn in an M/M/1 of rate 0.7 and mean service 1 s
 
 
-def queue(horizon_s: float | None = 1500.0, arrival: ir.Arrival | None = None, service: object = None) -> ir.Program:
+def queue(
+    horizon_s: float | None = 1500.0, arrival: ir.Arrival | None = None, service: ir.Expr | None = None
+) -> ir.Program:
     """One server, exponential work of mean 1 / `speed`, Poisson arrivals at `request_rate`."""
     work = Sample("Exp", (Binary("Div", Num(1.0), Param("speed")),)) if service is None else service
     return ir.Program(
@@ -44,7 +46,7 @@ def queue(horizon_s: float | None = 1500.0, arrival: ir.Arrival | None = None, s
             ir.State(name="gone", exit=ir.End()),
         ),
         start="served",
-        init=(ir.Set("service", work),),  # type: ignore[arg-type]
+        init=(ir.Set("service", work),),
         arrival=ir.Poisson(Param("request_rate")) if arrival is None else arrival,
         horizon_s=None if horizon_s is None else Num(horizon_s),
         warmup_s=Num(0.0 if horizon_s is None else horizon_s / 10),
@@ -284,6 +286,8 @@ def test_wrong_questions_are_refused(changes: dict[str, Any], message: str) -> N
 
 @pytest.mark.slow
 def test_capacity_of_a_replay_draws_windows() -> None:
+    recorded = listed().arrival
+    assert isinstance(recorded, ir.Listed)
     both = sq.capacity([listed(), listed(service_s=0.7)], over="rate_scale", between=(0.3, 3.0), slo="e2e.p95<4s")
     assert [f.verdict for f in both] == ["found", "found"]
     for one, service_s in zip(both, (0.9, 0.7)):
@@ -292,7 +296,7 @@ def test_capacity_of_a_replay_draws_windows() -> None:
         # the answer is where the trace itself crosses: 5 % of its requests miss there
         run = sq.run(msgspec.structs.replace(
             listed(service_s=service_s),
-            arrival=ir.Listed(at=tuple(t / one.value for t in listed().arrival.at)),  # type: ignore[union-attr]
+            arrival=ir.Listed(at=tuple(t / one.value for t in recorded.at)),
         ))
         assert np.mean(run.requests["e2e_s"] >= 4.0) == pytest.approx(0.05, abs=0.02)
     assert both[1].value > both[0].value

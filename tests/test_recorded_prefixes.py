@@ -116,7 +116,8 @@ def test_the_command_shares_what_the_file_records(tmp_path):
     assert kv.sharing == "content" and isinstance(kv.content[0], Recorded)
     assert isinstance(sharing.arrival, Listed) and sharing.arrival.contents[0] == trace.rows[0].hash_ids
     alone = sq.read("vllm", trace=trace, settings={"shared_prefixes": "none"})
-    assert all(pool.sharing == "own" for pool in alone.pools) and alone.arrival.contents == ()  # type: ignore[union-attr]
+    assert isinstance(alone.arrival, Listed) and alone.arrival.contents == ()
+    assert all(pool.sharing == "own" for pool in alone.pools)
     with pytest.raises(sq.ProgramError, match="shared_prefixes: 'some' is not allowed; give pairs .* or \"hash_ids\""):
         sq.read("vllm", trace=trace, settings={"shared_prefixes": "some"})
 

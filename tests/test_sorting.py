@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from serqjax.engine.access import FAR
+from serqjax.engine.livelock import _places
 from serqjax.engine.sorting import order_of
 
 
@@ -18,3 +19,12 @@ def test_order_is_that_of_a_stable_sort(n):
         keys = np.asarray(keys, np.int64)
         order = jax.jit(order_of)(jnp.asarray(keys))
         assert np.asarray(order).tolist() == np.argsort(keys, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("n", [256, 257, 600])  # each with each, and sorted
+def test_places_of_a_fingerprint(n):
+    rng = np.random.default_rng(n)
+    sequence, mask = rng.permutation(10 * n)[:n], rng.random(n) < 0.5
+    expected = np.full(n, -1)
+    expected[mask] = np.argsort(np.argsort(sequence[mask]))
+    assert np.asarray(jax.jit(_places)(jnp.asarray(sequence), jnp.asarray(mask))).tolist() == expected.tolist()

@@ -381,11 +381,14 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
         num_gpu_blocks=num_gpu_blocks, block_size=block_size,
         long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching, scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-        watermark=watermark,
-        shared_prefixes=shared_prefixes if isinstance(shared_prefixes, str)  # type: ignore[arg-type]
-        else tuple((key, length) for key, length in shared_prefixes or ()),
+        watermark=watermark, shared_prefixes=_pairs(shared_prefixes),
         cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, offload=offload, **extra,
     )
+
+
+def _pairs(given: Any) -> Any:
+    """Pairs of attributes, and nothing, as a tuple; a word as it is, for the check."""
+    return given if isinstance(given, str) else tuple((key, length) for key, length in given or ())
 
 
 def _nearest_flag(name: str) -> str:

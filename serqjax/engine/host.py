@@ -53,7 +53,6 @@ MOST_LISTED = 32_768
 _learned: dict[Plan, Capacities] = {}
 
 
-
 @contextlib.contextmanager
 def teaches_nothing() -> Iterator[None]:
     """Runs inside, overloaded ones for example, do not change the sizes of tables with which later runs begin."""

@@ -38,16 +38,20 @@ def recordings(programs: Sequence[Program]) -> tuple[list[Program], list[int]]:
     Programs that differ in numbers alone share their sessions, so that the shape of the data, and with it the compiled
     loop, does not depend on how many of them a batch has.
     """
+    same: dict[Any, int] = {}  # by identity: what is shared is compared once, not hashed for each program
     places: dict[Any, int] = {}
     rows: list[Program] = []
     scripts = []
     for program in programs:
         listed = program.arrival if isinstance(program.arrival, Listed) else None
-        key = (listed, program.trace, program.tick_s, program.tables)
-        if key not in places:
-            places[key] = len(rows)
-            rows.append(program)
-        scripts.append(places[key])
+        ids = (id(listed), id(program.trace), program.tick_s, id(program.tables))
+        if ids not in same:
+            key = (listed, program.trace, program.tick_s, program.tables)
+            if key not in places:
+                places[key] = len(rows)
+                rows.append(program)
+            same[ids] = places[key]
+        scripts.append(same[ids])
     return rows, scripts
 
 
@@ -99,7 +103,9 @@ def grid_data(programs: Sequence[Program]) -> tuple[GridData, ...]:
     made: dict[int, Dense] = {}
 
     def of(grid: Grid) -> Dense:
-        return made.setdefault(id(grid), dense(grid)) if id(grid) not in made else made[id(grid)]
+        if id(grid) not in made:
+            made[id(grid)] = dense(grid)
+        return made[id(grid)]
 
     found = []
     for k, first in enumerate(programs[0].tables):

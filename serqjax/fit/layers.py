@@ -57,11 +57,12 @@ def table_rows(path: str | Path, columns: Iterable[str], text: Iterable[str] = (
             made: dict[str, float | str] = {c: row[c] for c in text}
             for c in columns:
                 try:
-                    made[c] = float(row[c])
+                    value = float(row[c])
                 except (TypeError, ValueError):
-                    made[c] = math.nan
-                if not math.isfinite(made[c]) or made[c] < 0 and c != "alpha":  # type: ignore[operator]
+                    value = math.nan
+                if not math.isfinite(value) or (value < 0 and c != "alpha"):
                     raise ProgramError.at(f"{path}:{number}", f"`{c}` is {row[c]!r}", "give a number, 0 or more")
+                made[c] = value
             rows.append(made)
     if not rows:
         raise ProgramError.at(str(path), "has no rows")
@@ -72,7 +73,8 @@ def attention_grid(path: str | Path) -> Grid:
     """Attention of one layer, seconds, over chunk tokens, decodes, their histories' sum, mean KV of a decode."""
     rows = table_rows(path, (*ATTENTION, "time_us"))
     axes = tuple(Axis(name=name, holes="nearest" if name == "n_decode" else "linear") for name in ATTENTION)
-    return Grid(name="attention", axes=axes, rows=tuple((*(r[c] for c in ATTENTION), r["time_us"] * US) for r in rows))  # type: ignore[operator,misc]
+    points = tuple((*(float(row[c]) for c in ATTENTION), float(row["time_us"]) * US) for row in rows)
+    return Grid(name="attention", axes=axes, rows=points)
 
 
 def summed(name: str, axis: str, curves: Mapping[str, list[tuple[float, float]]], times: Mapping[str, float]) -> Grid:

@@ -73,7 +73,7 @@ class Problem:
         if any(raw is None for raw in raws):
             raise KeyboardInterrupt("interrupted in a generation")
         n = len(self.programs)
-        times = [times_of(Run(p, raw), len(self.data[i % n])) for i, (p, raw) in enumerate(zip(programs, raws))]  # type: ignore[arg-type]
+        times = [times_of(Run(p, raw), len(self.data[i % n])) for i, (p, raw) in enumerate(zip(programs, raws))]
         return [times[i : i + n] for i in range(0, len(times), n)]
 
     def score(self, points: np.ndarray) -> Scored:
@@ -150,18 +150,18 @@ def search(
     *,
     data: Iterable[RunData | str | os.PathLike[str]],
     free: Iterable[str] | Mapping[str, tuple[float, float] | None],
-    holdout: float = 0.3,
-    loss: Sequence[str] = ("ttft", "tpot"),
-    population: int = 16,
-    generations: int = 20,
-    restarts: int = 1,
-    method: str = "cmaes",
-    prior: float = 0.0,
-    sigma: float = 0.4,
-    seed: int = 0,
-    level: float = 0.9,
-    report: Callable[[str], None] | None = None,
-    journal: str | os.PathLike[str] | None = None,
+    holdout: float,
+    loss: Sequence[str],
+    population: int,
+    generations: int,
+    restarts: int,
+    method: str,
+    prior: float,
+    sigma: float,
+    seed: int,
+    level: float,
+    report: Callable[[str], None] | None,
+    journal: str | os.PathLike[str] | None,
 ) -> Fit:
     """See `serqjax.fit.fit`."""
     runs = [run if isinstance(run, RunData) else read(run) for run in data]

@@ -132,6 +132,16 @@ def requests_table(raws: RawRun | Sequence[RawRun], program: Program | None = No
     return RequestTable(columns, names, may_abandon(program))
 
 
+def answered(raw: RawRun, table: RequestTable) -> np.ndarray:
+    """Requests of one run that were finished in its measured window, bool; `table`: its requests."""
+    return (table["status"] == RequestStatus.finished) & (raw.request_responded >= raw.warmup_tick)
+
+
+def measured_s(raw: RawRun) -> float:
+    """Seconds of the measured window of a run."""
+    return float(seconds(max(raw.end_tick - raw.warmup_tick, 0), raw.tick_s))
+
+
 def _status(raw: RawRun, gave_up: np.ndarray) -> np.ndarray:
     status = np.asarray(raw.request_status, dtype=np.int64)
     return np.where((status == RequestStatus.finished) & gave_up, int(RequestStatus.abandoned), status)

@@ -6,10 +6,8 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..ir.program import Program
 from .censoring import Estimate
 from .latency import METRICS, QUANTILES
-from .raw import RawRun
 from .summary import Summary
 
 if TYPE_CHECKING:
@@ -152,11 +150,3 @@ def summary_text(summary: Summary, width: int = WIDTH) -> str:
     for part in renderables(summary):
         console.print(part, soft_wrap=False)
     return file.getvalue()
-
-
-
-def run_text(program: Program, raw: RawRun, width: int = WIDTH) -> str:
-    """The same tables for one run (no intervals over seeds)."""
-    from .summary import summarize
-
-    return summary_text(summarize(program, [raw]), width)

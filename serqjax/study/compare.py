@@ -269,7 +269,8 @@ def _windows(pair: Sequence[ir.Program], names: tuple[str, str], which: Metric, 
     if not which.of_requests:
         raise ValueError(f"{which.name}: windows of a trace have none; use a metric of requests")
     a, b = pair
-    if not (replays(a) and replays(b)) or a.arrival.at != b.arrival.at:  # type: ignore[union-attr]
+    at = [prog.arrival.at if isinstance(prog.arrival, ir.Listed) else () for prog in pair]
+    if not (replays(a) and replays(b)) or at[0] != at[1]:
         raise ValueError("window_s: both programs are to replay the same recorded times, to pair their windows")
     count = window_count(a, window_s)
     runs = _run(pair, range(seed, seed + 1), progress)[0]

@@ -40,7 +40,7 @@ class Spec:
     variants: AbstractVariants
     points: Points
     seeds: tuple[int, ...]
-    span: Mapping[str, float | int | None]
+    span: Mapping[str, Any]
     stop_on_verdict: bool
     coalesce: bool
     chunk_runs: int
@@ -60,7 +60,7 @@ class Spec:
         values = self.points[point]
         place = f"point {point} ({as_text(values)})"
         try:
-            program = with_span(self.variants.program(values), **self.span)  # type: ignore[arg-type]
+            program = with_span(self.variants.program(values), **self.span)
         except ProgramError as error:
             raise ProgramError(Problem(f"{place}: {p.path}", p.problem, p.hint) for p in error.problems) from None
         except ValueError as error:

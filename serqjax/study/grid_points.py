@@ -108,10 +108,12 @@ class OfSource(AbstractVariants):
 
 def numbers(changes: Mapping[str, Value]) -> dict[str, float]:
     """**Raises:** `ValueError` for a value of a parameter that is not a number."""
+    found = {}
     for name, value in changes.items():
         if not isinstance(value, (int, float)):
             raise ValueError(f"vary: {name}={value!r}: a parameter is a finite number")
-    return {name: float(value) for name, value in changes.items()}  # type: ignore[arg-type]
+        found[name] = float(value)
+    return found
 
 
 @final

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.program import Program, Step
-from ..report.raw import RawRun, RequestStatus
+from ..report.raw import RawRun
 from .grid_points import Value, column
 
 if TYPE_CHECKING:
@@ -36,14 +36,13 @@ def row(program: Program, raw: RawRun) -> dict[str, Any]:
     from ..report.censoring import Censored
     from ..report.latency import QUANTILES, has_tokens, latency_samples
     from ..report.reference import reference_report
-    from ..report.requests import requests_table
-    from ..report.units import ratio, seconds
+    from ..report.requests import answered, measured_s, requests_table
+    from ..report.units import ratio
     from ..report.verdict import final_verdict
 
     table = requests_table(raw, program)
     verdict = final_verdict(program, raw)
-    span_s = seconds(max(raw.end_tick - raw.warmup_tick, 0), raw.tick_s)
-    ended = (table["status"] == RequestStatus.finished) & (raw.request_responded >= raw.warmup_tick)
+    span_s, ended = measured_s(raw), answered(raw, table)
     out: dict[str, Any] = {"verdict": verdict.name, "cause": verdict.cause}
     out |= {f"requests_{name}": count for name, count in table.counts.items()}
     out["requests_per_s"] = _known(ratio(int(ended.sum()), span_s))

@@ -36,12 +36,10 @@ from ..ir.structure import number
 from ..report.censoring import Censored, Estimate, Sample
 from ..report.latency import has_tokens, latency_samples
 from ..report.raw import RawRun, RequestStatus
-from ..report.requests import RequestTable
+from ..report.requests import RequestTable, answered, measured_s
 from ..report.units import ratio, seconds
 from ..results import Run
 
-#: Latencies that each request has once, by their short names.
-LATENCIES = ("ttft", "tpot", "e2e")
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01, "": 1.0}
 SHARES = {"unfinished": (RequestStatus.running, RequestStatus.queued), "rejected": (RequestStatus.rejected,)}
 TIMES = frozenset(UNITS) - {"%"}
@@ -193,27 +191,16 @@ def end_s(raw: RawRun) -> float:
     return float(seconds(raw.end_tick, raw.tick_s))
 
 
-def measured_s(raw: RawRun) -> float:
-    """Seconds of the measured window."""
-    return float(seconds(max(raw.end_tick - raw.warmup_tick, 0), raw.tick_s))
-
-
 # ---------------------------------------------------------------- numbers of a whole run
 
 
-def _answered(run: Run) -> np.ndarray:
-    """Requests answered in the measured window."""
-    raw = run.raw
-    answered = (raw.request_responded >= raw.warmup_tick) & (raw.request_responded >= 0)
-    return answered & (run.requests["status"] != RequestStatus.abandoned)
-
-
 def _throughput(program: Program, run: Run) -> float:
-    return ratio(int(_answered(run).sum()), measured_s(run.raw))
+    return ratio(int(answered(run.raw, run.requests).sum()), measured_s(run.raw))
 
 
 def _output_throughput(program: Program, run: Run) -> float:
-    return ratio(int(run.raw.request_tokens[_answered(run)].sum()), measured_s(run.raw))
+    tokens = run.raw.request_tokens[answered(run.raw, run.requests)]
+    return ratio(int(tokens.sum()), measured_s(run.raw))
 
 
 def _per_gpu(program: Program, run: Run) -> float:

@@ -22,9 +22,9 @@ from ..ir.expr import Param, Sample
 from ..ir.structure import walk
 from ..overrides import with_params
 from ..report.raw import Verdict
+from ..report.requests import measured_s
 from ..report.verdict import backlog_at
 from ..results import Run
-from .metrics import measured_s
 from .slo import Slo
 
 #: The name under which the times of a recorded trace are divided: 2 replays it twice as fast.
