@@ -2,8 +2,7 @@
 cache?
 
 The recorded times are divided by the rate scale: 1 is the hour as it was, 2 the same requests in half an hour. Every
-scale
-is one replay of all 19,366 requests; the intervals are by a block bootstrap of arrival windows of one minute.
+scale is one replay of all 19,366 requests; the intervals are by a block bootstrap of arrival windows of one minute.
 
     python experiments/capacity_azure.py --trace AzureLLMInferenceTrace_conv.csv --out azure.html
 

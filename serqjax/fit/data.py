@@ -1,8 +1,7 @@
 """What a real engine did: request times of a run, read from the files that benchmarks write.
 
 A `RunData` holds each request's sending, first token and last token on one clock, in seconds from the first sending,
-and
-its tokens. Rows that cannot be used are set aside with their reason, or the file is refused; nothing is dropped in
+and its tokens. Rows that cannot be used are set aside with their reason, or the file is refused; nothing is dropped in
 silence.
 """
 
@@ -133,8 +132,7 @@ def _fault(row: _Row) -> str:
 
 def read(path: str | os.PathLike[str]) -> RunData:
     """Read the request times of a run: `vllm bench serve --save-detailed` JSON, AIPerf's `profile_export.jsonl`, or
-    JSON
-    lines with `queued_ts`, `first_token_ts`, `last_token_ts`, `input_toks`, `output_toks`.
+    JSON lines with `queued_ts`, `first_token_ts`, `last_token_ts`, `input_toks`, `output_toks`.
 
     **Raises:** `ProgramError` with the file, the row and what is missing.
     """

@@ -1,10 +1,8 @@
 """The cost of an engine step from measured times of its layers.
 
 Three tables, in the columns of LLMServingSim's profiler: `attention` (one layer, a mixed batch), `dense` (one call,
-by the
-tokens of the step) and `per_sequence` (by the requests of the step). A fourth, `skew`, says how much dearer the
-attention
-of decodes of unequal length is than at their mean.
+by the tokens of the step) and `per_sequence` (by the requests of the step). A fourth, `skew`, says how much dearer the
+attention of decodes of unequal length is than at their mean.
 
 **Source:** `data/README.md`, the closed loop (what a step is made of, rules of look-up).
 """

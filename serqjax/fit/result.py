@@ -107,8 +107,7 @@ class Fit:
     """The result of `serqjax.fit.fit`.
 
     - `guess`, `best`: the free parameters before and after. `low`, `high`: bootstrap intervals of `level`; of a
-      confounded
-      parameter they say little. `loss`: of the requests scored.
+      confounded parameter they say little. `loss`: of the requests scored.
     - `confounded`: groups of parameters that the data cannot tell apart; `combinations`: what they identify instead.
     - `errors`: per run relative errors by metric (`ttft_mean`, `e2e_p99`, ...), of the requests `fitted` and
       `held_out`.

@@ -1,10 +1,9 @@
 """Fit parameters of a program to the request times of real runs, by simulating populations of candidates.
 
 Every generation is one batched call: candidates x runs. Common random numbers and equal requests make differences
-between
-candidates their own. First an optimiser searches; then, near the best, each request's residual is taken as a linear
-function of the parameters (regressed on a cloud of candidates, wider than a step of the engine), which gives the last
-digits, the intervals (a bootstrap over requests) and what the data cannot tell apart.
+between candidates their own. First an optimiser searches; then, near the best, each request's residual is taken as a
+linear function of the parameters (regressed on a cloud of candidates, wider than a step of the engine), which gives
+the last digits, the intervals (a bootstrap over requests) and what the data cannot tell apart.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def draw_against(ax: Axes, frame: Any, x: str, y: str, *, lines: str | None = No
     `scale`: what values are multiplied with (1000: ms). `label`: of the vertical axis.
 
     A value that a seed does not know (it lies among unfinished requests) stands at its lower bound, as an open
-    triangle;
-    where there is no bound a cross at the top stands for it.
+    triangle; where there is no bound a cross at the top stands for it.
     """
     groups: list[tuple[str, Any]] = [("", frame)]
     if lines is not None:

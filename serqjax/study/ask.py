@@ -80,15 +80,13 @@ def capacity(
     - `confidence`: of the interval. `precision`: its half-width relative to the value, for which seeds are added, at
       most `max_seeds`; they are `seed`, `seed` + 1, ...
     - `horizon_s`, `warmup_s`: of each run, seconds; None: the program's own. Near saturation the start-up is long: a
-      note
-      says when the backlog still grows at the answer.
+      note says when the backlog still grows at the answer.
     - `window_s`: of a recorded trace: length of the arrival windows of the block bootstrap (None: 60 equal windows).
 
     **Returns:** a `Capacity` with `.value`, `.interval`, `.verdict`, `.table`; for several programs a list of them.
 
     **Raises:** `ValueError` for an argument, a metric or a parameter; `ProgramError` for the program; `VerdictError`
-    if a
-    run ends with deadlock, livelock, capacity or error.
+    if a run ends with deadlock, livelock, capacity or error.
     """
     from .capacity import find
 
@@ -120,8 +118,7 @@ def compare(
     **Arguments:**
     - `metric`: by name, see `serqjax.study.metrics`. `confidence`: of the interval.
     - `precision`: half-width of the difference's interval over A's value, for which seeds are added, at most
-      `max_seeds`;
-      they are `seed`, `seed` + 1, ...
+      `max_seeds`; they are `seed`, `seed` + 1, ...
     - `horizon_s`: seconds of a run; None: each program's own. `warmup_s`: seconds that are not measured; None: each
       program's own; `"mser5"`: by the rule MSER-5 from runs without warm-up, the longer of both programs.
     - `window_s`: where both programs replay the same recorded trace: the interval is by a block bootstrap of arrival
@@ -130,8 +127,7 @@ def compare(
     **Returns:** a `Comparison`: `print` it, or ask `.difference`, `.interval`, `.verdict`.
 
     **Raises:** `ValueError` for an argument or a metric; `ProgramError` for a program; `VerdictError` if a run ends
-    with
-    deadlock, livelock, capacity or error.
+    with deadlock, livelock, capacity or error.
     """
     from .compare import paired
 

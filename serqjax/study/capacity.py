@@ -4,8 +4,7 @@ The search goes up the range in few steps, refines the first crossing, and then 
 many seeds as the precision needs. The same seeds run at every value (common random numbers), so that the curves of one
 seed at neighbouring values differ by the value and not by luck. The answer is where the line through the log of the
 miss share crosses what is allowed; its interval comes from leaving out one seed after the other, or from drawing
-windows
-of a recorded trace with replacement.
+windows of a recorded trace with replacement.
 
 **Source:** `docs/capacity.md`.
 """
@@ -56,8 +55,7 @@ class Capacity:
 
     - `value`: the largest value that meets the targets; NaN where there is none. `interval`: at `confidence`.
     - `verdict`: `found`; `unstable` (the backlog grows even at the lowest value: `cause` gives the drift); `missed`
-      (the
-      lowest value misses a target); `met` (the highest value still meets all: the capacity is above it);
+      (the lowest value misses a target); `met` (the highest value still meets all: the capacity is above it);
       `not_monotone` (a higher value meets what a lower one misses; `table` shows where).
     - `notes`: what else is to be known. `binding`: the target that is missed first.
     - `rows`: one per probed value, ascending.

@@ -2,8 +2,8 @@
 
 Seeds are independent runs. A replay has nothing random, so its arrival windows are the independent parts: a *block
 bootstrap* draws windows with replacement, each with all that became of the requests sent in it. A queue that reaches
-over
-the end of a window belongs to the window in which its requests were sent; windows are to be longer than such queues.
+over the end of a window belongs to the window in which its requests were sent; windows are to be longer than such
+queues.
 
 **Source:** H. R. Kuensch, The jackknife and the bootstrap for general stationary observations, Ann. Stat. 17 (1989).
 """

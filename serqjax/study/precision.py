@@ -93,11 +93,10 @@ def more_seeds(done: int, first: int, half: float, wanted: float, most: int) -> 
     """How many seeds in all, for the half-width `half` of `done` seeds to come down to `wanted`; `done`: enough.
 
     **The rule.** After the `first` seeds: as many as their spread asks for if it is underestimated as far as one
-    time in
-    ten (Stein's first stage, with the upper end for the variance), at least twice as many. So the seeds that
+    time in ten (Stein's first stage, with the upper end for the variance), at least twice as many. So the seeds that
     decide how many there are, are a small part of those that are used, and stopping favours no lucky spread. Later:
-    as many
-    as are still missing and a tenth on top. Never more than `MOST_GROWTH` times as many at once, and at most `most`.
+    as many as are still missing and a tenth on top. Never more than `MOST_GROWTH` times as many at once, and at most
+    `most`.
     """
     if not math.isfinite(half) or (done > first and half <= wanted):
         return done
