@@ -73,9 +73,7 @@ class Layout:
         state = {name: rows[dtype][where].reshape(shape) for name, (dtype, where, shape) in self.places.items()}
         for name, dtype, shape in self.buffers:
             state[name] = jnp.zeros(shape, dtype)
-            state[f"{name}_n"] = jnp.zeros_like(state[f"{name}_n"])
-        state["stall"] = jnp.bool_(False)
-        return state
+        return opened(state)
 
     def pack(self, state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Rows and buffers of one instance (traced)."""
@@ -83,6 +81,12 @@ class Layout:
         for name, dtype, _ in self.arrays:
             rows.setdefault(dtype, []).append(state[name].reshape(-1))
         return {d: jnp.concatenate(parts) for d, parts in rows.items()}, {n: state[n] for n, _, _ in self.buffers}
+
+
+def opened(state: dict[str, Array]) -> dict[str, Array]:
+    """The arrays of an instance when a call begins: nothing in the buffers, no stall (traced)."""
+    counts = {f"{name}_n": jnp.zeros_like(state[f"{name}_n"]) for name in BUFFERS if name in state}
+    return state | counts | {"stall": jnp.bool_(False)}
 
 
 @jax.tree_util.register_dataclass

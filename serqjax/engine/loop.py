@@ -9,8 +9,6 @@ finished lanes): a finished or waiting instance is masked inside the turn.
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,17 +18,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from ..native.function import Compiled
+from ..native.function import Function
 from .access import FAR, LANES, OneByOne, Together
 from .lane import Data, Job, Lane, Tape
-from .layout import Packed
+from .layout import Packed, opened
 from .plan import Plan
 from .state import RUNNING
 from .step import Config, turn
 from .xla import compiler_options
 
-
-NATIVE = os.environ.get('NATIVE','1')=='1'
 
 def running(state: dict[str, Array]) -> Array:
     """Instances that can go on without the host."""
@@ -43,70 +39,36 @@ def loop(plan: Plan, config: Config) -> Callable[..., Any]:
 
     `state` is a `Packed`; the buffers hold what the call has written, with as many rows as the state says.
     """
-    if not config.together and NATIVE:
-        return Native(plan, config)
+    if config.form == "native":
+        return native_loop(plan, config)
     run = _together if config.together else _one_by_one
     options = {} if config.together else compiler_options()
     return jax.jit(functools.partial(run, plan, config), compiler_options=options)
 
 
-class Native:
-    """The loop of one instance after the other as machine code (`serqjax.native`); arrays are numpy's."""
+def native_loop(plan: Plan, config: Config) -> Callable[..., Any]:
+    """The loop of one instance after the other as machine code of our own (`serqjax.native`). Arrays are numpy's; those
+    of the state are written over."""
 
-    def __init__(self, plan: Plan, config: Config):
-        self.plan, self.config = plan, config
-        self.lock = threading.Lock()
-        self.made: dict[Any, Compiled] = {}
+    def one(state: dict[str, Array], each: tuple[Job, Tape], shared: tuple[Data, Array]) -> Any:
+        (job, tape), (data, turns) = each, shared
 
-    def __call__(self, state: Packed, job: Job, data: Data, tape: Tape, turns: Any) -> tuple[Any, int]:
-        layout = state.layout
-        lanes = next(iter(state.rows.values())).shape[0]
-        rows = {dtype: x if x.flags.writeable else x.copy() for dtype, x in state.rows.items()}
-        arrays = {name: layout.view(rows, name) for name, _, _ in layout.arrays}
-        arrays |= {name: np.empty((lanes, *shape), dtype) for name, dtype, shape in layout.buffers}
-        each = (arrays, jax.tree.map(contiguous, (job, tape)))
-        shared = jax.tree.map(contiguous, (data, np.int64(turns)))
-        of_each, tree_each = jax.tree.flatten(each)
-        of_all, tree_all = jax.tree.flatten(shared)
-        done = np.zeros((lanes,), np.int64)
-        key = (layout, *[(x.shape, x.dtype) for x in (*of_each, *of_all)])
-        with self.lock:
-            if key not in self.made:
-                self.made[key] = self.compile(layout, (tree_each, tree_all), (of_each, of_all))
-        code = self.made[key]
-        space = np.empty(code.space, np.uint8)
-        base = [x.ctypes.data for x in (*of_each, *of_all, done)]
-        strides = [x.strides[0] for x in of_each] + [0] * len(of_all) + [8]
-        places = np.asarray(base) + np.arange(lanes)[:, None] * np.asarray(strides)
-        for row in places:
-            code(row, space)
-        buffers = {name: arrays[name] for name, _, _ in layout.buffers}
-        return (Packed(rows, layout), buffers), done.sum()
+        def body(carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            s, k = carry
+            return turn(plan, config, s, job, data, tape, None, OneByOne()), k + 1
 
-    def compile(self, layout: Any, trees: Any, arrays: Any) -> Compiled:
-        def run(of_each: Any, of_all: Any) -> Any:
-            (state, (job, tape)) = jax.tree.unflatten(trees[0], of_each)
-            data, turns = jax.tree.unflatten(trees[1], of_all)
-            for name, _, _ in layout.buffers:
-                state[f"{name}_n"] = jnp.zeros_like(state[f"{name}_n"])
-            state["stall"] = jnp.bool_(False)
+        return lax.while_loop(lambda c: running(c[0]) & (c[1] < turns), body, (opened(state), jnp.int64(0)))
 
-            def body(carry: tuple[Any, Array]) -> tuple[Any, Array]:
-                s, k = carry
-                return turn(self.plan, self.config, s, job, data, tape, None, OneByOne()), k + 1
+    function = Function(one)
 
-            s, k = lax.while_loop(lambda c: running(c[0]) & (c[1] < turns), body, (state, jnp.int64(0)))
-            return s, k
+    def run(state: Packed, job: Job, data: Data, tape: Tape, turns: Any) -> tuple[Any, int]:
+        layout, lanes = state.layout, len(next(iter(state.rows.values())))
+        arrays = {name: layout.view(state.rows, name) for name, _, _ in layout.arrays}
+        buffers = {name: np.zeros((lanes, *shape), dtype) for name, dtype, shape in layout.buffers}
+        done = function(arrays | buffers, (job, tape), (data, np.int64(turns)))
+        return (state, buffers), int(done.sum())
 
-        shapes = [[jax.ShapeDtypeStruct(x.shape[cut:], x.dtype) for x in xs] for cut, xs in zip((1, 0), arrays)]
-        with jax.enable_x64(True):
-            jaxpr = jax.make_jaxpr(run)(*shapes)
-        return Compiled(jaxpr, moved=len(layout.arrays) + len(layout.buffers))
-
-
-def contiguous(x: Any) -> np.ndarray:
-    x = np.asarray(x)
-    return np.ascontiguousarray(x).reshape(x.shape)
+    return run
 
 
 def _one_by_one(

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
-from .emitter import TYPES, Block, Emitter
+from ..cache import keep_code, kept_code
+from .emitter import Emitter
 from .lowering import FEW, Lowering
 from .values import Array, Buffer, Cells, Root, Value
 
@@ -70,45 +74,117 @@ def lower(jaxpr: Any, moved: int = 0) -> tuple[str, int]:
     return em.text(), em.bytes
 
 
-def optimise(module: Any, target: Any) -> None:
-    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
-    for name in PASSES:
-        if name[0] == "O":
-            options = llvm.create_pipeline_tuning_options(speed_level=int(name[1]))
-            options.loop_vectorization = "v" in name
-            options.slp_vectorization = "s" in name
-            options.loop_unrolling = "u" in name
-            b = llvm.create_pass_builder(target, options)
-            b.getModulePassManager().run(module, b)
-            continue
-        passes = llvm.create_new_module_pass_manager()
-        getattr(passes, f"add_{name}_pass")()
-        passes.run(module, builder)
-
-
+#: LLVM's passes. Loops are written wide and written out already (`emitter.py`), so that the costly ones are not needed:
+#: its own -O2 takes five times as long for code that is as fast (`experiments/bench/notes.md`).
 PASSES = ("simplify_cfg", "instruction_combine", "new_gvn", "simplify_cfg")
 
 
-class Compiled:
-    """Machine code of a closed jaxpr.
+def object_code(text: str) -> bytes:
+    """Machine code of a module, from the folder of compiled programs if it is there."""
+    host = f"{llvmlite.__version__} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    kept = kept_code(hashlib.sha256(f"{host}\n{text}".encode()).hexdigest())
+    if kept is not None and kept.exists():
+        return kept.read_bytes()
+    module, target = llvm.parse_assembly(text), machine()
+    module.triple = target.triple
+    module.data_layout = str(target.target_data)
+    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes = llvm.create_new_module_pass_manager()
+    for name in PASSES:
+        getattr(passes, f"add_{name}_pass")()
+    passes.run(module, builder)
+    code = target.emit_object(module)
+    if kept is not None:
+        keep_code(kept, code)
+    return code
 
-    `self(addresses, space)`: the addresses of operands and results, contiguous and of the jaxpr's dtypes, and `space`
-    bytes of memory of the caller. Releases the interpreter's lock.
+
+class Compiled:
+    """Machine code of a closed jaxpr whose first `moved` operands are written over by the first results.
+
+    `self(addresses, space)`: the addresses of operands and of the other results, contiguous and of the jaxpr's dtypes,
+    and `self.space` bytes of memory to work in. Releases the interpreter's lock.
     """
 
     def __init__(self, jaxpr: Any, moved: int = 0):
         text, self.space = lower(jaxpr, moved)
-        self.text = text
         with _lock:
-            module = llvm.parse_assembly(text)
-            target = machine()
-            module.triple = target.triple
-            module.data_layout = str(target.target_data)
-            optimise(module, target)
-            self.engine = llvm.create_mcjit_compiler(module, target)
+            code = object_code(text)
+            self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine())
+            self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
             self.engine.finalize_object()
             address = self.engine.get_function_address("run")
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)
 
     def __call__(self, addresses: np.ndarray, space: np.ndarray) -> None:
         self.call(addresses.ctypes.data, space.ctypes.data)
+
+
+class Function:
+    """A function of pytrees of arrays as machine code, compiled once for each set of shapes.
+
+    `function(moved, each, shared) -> (moved, results)`: traced for one lane; `moved` is written over by what the
+    function returns in its place.
+
+    **Raises:** `NotImplementedError` at the first call, naming what of JAX is not known here.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.made: dict[Any, tuple[Compiled, Any, list[tuple[tuple[int, ...], np.dtype]]]] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, moved: Any, each: Any, shared: Any) -> Any:
+        """Run all lanes, one after the other.
+
+        **Arguments:** numpy arrays; those of `moved` (contiguous in all axes but the first) and `each` have the lanes
+        on their first axis.
+
+        **Returns:** the results, with the lanes on their first axis. Those of `moved` are in its arrays.
+        """
+        first, tree_moved = jax.tree.flatten(moved)
+        second, tree_each = jax.tree.flatten(jax.tree.map(contiguous, each))
+        third, tree_shared = jax.tree.flatten(jax.tree.map(contiguous, shared))
+        lanes = (first or second)[0].shape[0]
+        of_each = [*first, *second]
+        key = tuple((x.shape[1:], x.dtype) for x in of_each), tuple((x.shape, x.dtype) for x in third)
+        trees = tree_moved, tree_each, tree_shared
+        with self.lock:
+            if (key, trees) not in self.made:
+                self.made[key, trees] = self.compile(trees, key)
+        code, tree, kinds = self.made[key, trees]
+        results = [np.empty((lanes, *shape), dtype) for shape, dtype in kinds]
+        space = np.empty((code.space,), np.uint8)
+        starts = np.array([x.ctypes.data for x in (*of_each, *third, *results)], np.int64)
+        strides = np.array(
+            [x.strides[0] for x in of_each] + [0] * len(third) + [x.strides[0] for x in results], np.int64
+        )
+        for row in starts + np.arange(lanes)[:, None] * strides:
+            code(row, space)
+        return jax.tree.unflatten(tree, results)
+
+    def compile(self, trees: Any, kinds: Any) -> Any:
+        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*kinds[0], *kinds[1])]
+        sizes = [tree.num_leaves for tree in trees]
+        out: list[Any] = []
+
+        def flat(*leaves: Any) -> Any:
+            parts, start = [], 0
+            for tree, size in zip(trees, sizes):
+                parts.append(jax.tree.unflatten(tree, leaves[start : start + size]))
+                start += size
+            moved, results = self.function(*parts)
+            again, tree = jax.tree.flatten(moved)
+            assert tree == trees[0], "what is written over keeps its structure"
+            found, tree = jax.tree.flatten(results)
+            out.append(tree)
+            return [*again, *found]
+
+        jaxpr = jax.make_jaxpr(flat)(*structs)
+        results = [(tuple(v.aval.shape), np.dtype(v.aval.dtype)) for v in jaxpr.jaxpr.outvars[sizes[0] :]]
+        return Compiled(jaxpr, moved=sizes[0]), out[-1], results
+
+
+def contiguous(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
