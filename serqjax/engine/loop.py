@@ -115,13 +115,14 @@ def _together(
 
 @functools.lru_cache(maxsize=256)
 def final_needs(plan: Plan) -> Callable[..., Any]:
-    """`(state, job, data, tape) -> need [lines, pools]`: what each line's selected hold asks of the pools whose cap it
-    exceeds at the end; -1 where it exceeds none."""
+    """`(state, job, data, tape) -> need [instances, lines, pools]`: what each line's selected hold asks of the pools
+    whose cap it exceeds at the end; -1 where it exceeds none."""
     from .admission import Header, select_waiting
     from .views import cap, round_up
 
-    def one(s: dict[str, Array], job: Job, data: Data, tape: Tape) -> Array:
-        w = Lane(s, plan, job, data, tape, jnp.bool_(True), Together())
+    def one(_: Any, each: tuple[dict[str, Array], Job, Tape], data: Data) -> Any:
+        s, job, tape = each
+        w = Lane(s, plan, job, data, tape, None, OneByOne())
         needs = []
         for pool in range(len(plan.skeleton.pools)):
             exists, slot = select_waiting(w, pool, pool)
@@ -133,13 +134,16 @@ def final_needs(plan: Plan) -> Callable[..., Any]:
                     over = exists & header.takes[p] & (round_up(w, p, header.need[p]) > cap(w, p))
                 row.append(jnp.where(over, header.need[p], -1.0))
             needs.append(jnp.stack(row))
-        return jnp.stack(needs)
+        return (), jnp.stack(needs)
 
-    def run(state: Packed, job: Job, data: Data, tape: Tape) -> Array:
-        each = jax.vmap(lambda a, b, c: one(state.layout.unpack(a), b, data, c), in_axes=(0, 0, 0), axis_name=LANES)
-        return each(state.rows, job, tape)
+    function = Function(one)
 
-    return jax.jit(run)
+    def run(state: Packed, job: Job, data: Data, tape: Tape) -> np.ndarray:
+        rows = jax.tree.map(np.asarray, state.rows)
+        arrays = {name: state.layout.view(rows, name) for name, _, _ in state.layout.arrays}
+        return function((), (arrays, job, tape), data)
+
+    return run
 
 
 @functools.lru_cache(maxsize=256)

@@ -138,12 +138,12 @@ class Function:
         """Run all lanes, one after the other.
 
         **Arguments:** numpy arrays; those of `moved` (contiguous in all axes but the first) and `each` have the lanes
-        on their first axis.
+        on their first axis. At least one lane.
 
         **Returns:** the results, with the lanes on their first axis. Those of `moved` are in its arrays.
         """
         first, tree_moved = jax.tree.flatten(moved)
-        second, tree_each = jax.tree.flatten(jax.tree.map(contiguous, each))
+        second, tree_each = jax.tree.flatten(jax.tree.map(contiguous_rows, each))
         third, tree_shared = jax.tree.flatten(jax.tree.map(contiguous, shared))
         lanes = (first or second)[0].shape[0]
         of_each = [*first, *second]
@@ -188,3 +188,8 @@ class Function:
 def contiguous(x: Any) -> np.ndarray:
     x = np.asarray(x)
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+
+
+def contiguous_rows(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x if x[0].flags.c_contiguous else np.ascontiguousarray(x)
