@@ -85,7 +85,11 @@ def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
 def iota(low: Lowering, eqn: Any, args: list[Value]) -> Value:
     shape, dtype = shape_and_dtype(eqn)
     axis = eqn.params["dimension"]
-    return Formula(shape, dtype, lambda place: convert(low.em, {}, [INDEX], dtype, [low.em.numbers(place[axis])]), cheap=True)
+
+    def one(place: Place) -> Scalar:
+        return convert(low.em, {}, [INDEX], dtype, [low.em.numbers(place[axis])])
+
+    return Formula(shape, dtype, one, cheap=True)
 
 
 def broadcast(low: Lowering, eqn: Any, args: list[Value]) -> Value:
@@ -207,7 +211,8 @@ def dynamic_update_slice(low: Lowering, eqn: Any, args: list[Value]) -> Value:
         if update.size == 1:
             (new,) = em.elements(update)
             number = em.flat(shape, first)
-            cells = [em.select(em.compare("eq", number, i, INDEX), new, old, dtype) for i, old in enumerate(value.elements)]
+            here = [em.compare("eq", number, i, INDEX) for i in range(value.size)]
+            cells = [em.select(at, new, old, dtype) for at, old in zip(here, value.elements)]
             return Cells(shape, dtype, cells)
         value = low.in_memory(value)
     update = low.apart(update, value)
@@ -427,7 +432,8 @@ def scatter(combine: str | None) -> Rule:
             cells = []
             for i, old in enumerate(value.elements):
                 here = em.compare("eq", index, i // width, INDEX)
-                cells.append(old if here is False else em.select(here, new(old, flat_place(rest, i % width)), old, dtype))
+                x = old if here is False else new(old, flat_place(rest, i % width))
+                cells.append(em.select(here, x, old, dtype))
             return Cells(shape, dtype, cells)
         update = low.apart(update, value) if isinstance(update, Array) else update
         target = low.writable(value)

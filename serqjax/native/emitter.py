@@ -1,4 +1,4 @@
-"""The text of an LLVM function: blocks, loops, memory, scalar operations on constants folded.
+"""The text of an LLVM function: blocks, loops, memory, typed instructions.
 
 **Source:** the LLVM Language Reference.
 """
@@ -112,7 +112,7 @@ class Emitter:
         self.aliases = 0
         self.globals: list[str] = []
         self.declared: dict[str, str] = {}
-        self.copies: list[tuple[int, str]] = []
+        self.known: list[dict[str, str]] = [{}]
 
     # ------------------------------------------------------------ instructions
 
@@ -121,9 +121,28 @@ class Emitter:
         return f"%v{self.count}"
 
     def op(self, text: str) -> str:
+        """The register with the result of an instruction that reads no memory; one that is known here is not written
+        again."""
+        for scope in reversed(self.known):
+            if text in scope:
+                return scope[text]
+        name = self.known[-1][text] = self.always(text)
+        return name
+
+    def always(self, text: str) -> str:
+        """The register with the result of an instruction."""
         name = self.name()
         self.block.lines.append(f"{name} = {text}")
         return name
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is written inside is not known afterwards: it need not be on the way."""
+        self.known.append({})
+        try:
+            yield
+        finally:
+            self.known.pop()
 
     def do(self, text: str) -> None:
         self.block.lines.append(text)
@@ -182,7 +201,9 @@ class Emitter:
         wide = isinstance(a, Wide)
         return self.result(f"{name} {self.kind(old, wide)} {self.read(a, old, wide)} to {self.kind(new, wide)}", wide)
 
-    def intrinsic(self, name: str, out: np.dtype, kinds: Sequence[np.dtype], args: Sequence[Scalar], *named: np.dtype) -> Scalar:
+    def intrinsic(
+        self, name: str, out: np.dtype, kinds: Sequence[np.dtype], args: Sequence[Scalar], *named: np.dtype
+    ) -> Scalar:
         """`name`: without the types, which are those of `named` (the result's if there are none)."""
         wide = any(isinstance(a, Wide) for a in args)
         full = ".".join([name, *[suffix(d, wide) for d in (named or (out,))]])
@@ -279,7 +300,7 @@ class Emitter:
         wide = isinstance(number, Steps)
         _, stored, size = TYPES[root.dtype.name]
         kind = f"<{WIDTH} x {stored}>" if wide else stored
-        value = self.op(f"load {kind}, ptr {self.pointer(root, number)}, align {size}, !tbaa {root.alias}")
+        value = self.always(f"load {kind}, ptr {self.pointer(root, number)}, align {size}, !tbaa {root.alias}")
         if root.dtype.kind == "b":
             value = self.op(f"trunc {kind} {value} to {self.kind(root.dtype, wide)}")
         return Wide(value) if wide else value
@@ -304,7 +325,8 @@ class Emitter:
         self.jump(body)
         self.block = body
         i, following = self.name(), self.name()
-        yield i
+        with self.scope():
+            yield i
         self.do(f"{following} = add nuw nsw i64 {i}, {step}")
         test = self.op(f"icmp ult i64 {following}, {count}")
         self.branch(test, body, after)
@@ -313,13 +335,18 @@ class Emitter:
 
     def attempt(self, do: Callable[[], Any]) -> bool:
         """Write `do`; if it cannot be wide, nothing."""
-        block, blocks, lines, copies = self.block, len(self.blocks), len(self.block.lines), len(self.copies)
+        block, blocks, lines = self.block, len(self.blocks), len(self.block.lines)
+        known = self.known
         try:
-            do()
+            with self.scope():
+                do()
+                written = self.known[-1]
         except NotWide:
-            del self.blocks[blocks:], block.lines[lines:], self.copies[copies:]
+            self.known = known
+            del self.blocks[blocks:], block.lines[lines:]
             self.block = block
             return False
+        self.known[-1].update(written)
         return True
 
     def everywhere(self, shape: Sequence[int], do: Callable[[Place], None], place: tuple[Scalar, ...] = ()) -> None:
@@ -458,7 +485,6 @@ class Emitter:
                 self.store(target.root, target.offset + i, x)
             return
         if isinstance(value, Buffer):
-            self.copies.append((value.size, value.root.pointer))
             value = dataclasses.replace(value, shape=(value.size,))
             target = dataclasses.replace(target, shape=(target.size,))
 
@@ -500,8 +526,9 @@ class Emitter:
         """Whether a float is not a number."""
         return self.binary("fcmp uno", dtype, a, a)
 
-    def text(self) -> str:
-        """The module: the function `run(ptr arguments, ptr space)` and what it needs."""
+    def text(self, arguments: int) -> str:
+        """The module: `lanes(table, count, space)` runs the function for each of `count` rows of pointers, `arguments`
+        in each."""
         body = []
         for block in self.blocks:
             body.append(f"{block.name}:")
@@ -514,8 +541,24 @@ class Emitter:
             n = 10 + 2 * k
             metadata.append(f"!{n} = !{{!{n + 1}, !{n + 1}, i64 0}}")
             metadata.append(f'!{n + 1} = !{{!"m{k}", !0, i64 0}}')
-        head = "define void @run(ptr noalias readonly %arguments, ptr noalias %space) #0 {"
-        attributes = "attributes #0 = { nounwind }"
-        return "\n".join(
-            [*self.globals, *self.declared.values(), head, *body, "}", attributes, *metadata, ""]
-        )
+        head = "define internal void @one(ptr noalias readonly %arguments, ptr noalias %space) noinline nounwind {"
+        every = EVERY_LANE.format(arguments=arguments)
+        return "\n".join([*self.globals, *self.declared.values(), head, *body, "}", every, *metadata, ""])
+
+
+EVERY_LANE = """
+define void @lanes(ptr %table, i64 %count, ptr %space) nounwind {{
+entry:
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %round, label %end
+round:
+  %lane = phi i64 [ 0, %entry ], [ %next, %round ]
+  %first = mul nsw i64 %lane, {arguments}
+  %row = getelementptr inbounds ptr, ptr %table, i64 %first
+  call void @one(ptr %row, ptr %space)
+  %next = add nsw i64 %lane, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %round, label %end
+end:
+  ret void
+}}"""

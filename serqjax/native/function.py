@@ -71,17 +71,17 @@ def lower(jaxpr: Any, moved: int = 0) -> tuple[str, int]:
             em.store(root, 0, value)
     low.bring(targets)
     em.do("ret void")
-    return em.text(), em.bytes
+    return em.text(count + len(outs) - moved), em.bytes
 
 
-#: LLVM's passes. Loops are written wide and written out already (`emitter.py`), so that the costly ones are not needed:
-#: its own -O2 takes five times as long for code that is as fast (`experiments/bench/notes.md`).
-PASSES = ("simplify_cfg", "instruction_combine", "new_gvn", "simplify_cfg")
+#: LLVM's passes. Loops are written wide and short ones written out already (`emitter.py`), so that the costly passes are
+#: not needed: its own -O2 takes five times as long for code that is as fast (`experiments/bench/notes.md`).
+PASSES = ("simplify_cfg", "instruction_combine", "simplify_cfg")
 
 
 def object_code(text: str) -> bytes:
     """Machine code of a module, from the folder of compiled programs if it is there."""
-    host = f"{llvmlite.__version__} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    host = f"{llvmlite.__version__} {PASSES} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
     kept = kept_code(hashlib.sha256(f"{host}\n{text}".encode()).hexdigest())
     if kept is not None and kept.exists():
         return kept.read_bytes()
@@ -102,8 +102,8 @@ def object_code(text: str) -> bytes:
 class Compiled:
     """Machine code of a closed jaxpr whose first `moved` operands are written over by the first results.
 
-    `self(addresses, space)`: the addresses of operands and of the other results, contiguous and of the jaxpr's dtypes,
-    and `self.space` bytes of memory to work in. Releases the interpreter's lock.
+    `self(addresses)`: a row `[lanes, operands and other results]` int64 for each lane, the places of contiguous arrays
+    of the jaxpr's dtypes. The interpreter's lock is free meanwhile.
     """
 
     def __init__(self, jaxpr: Any, moved: int = 0):
@@ -113,11 +113,12 @@ class Compiled:
             self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine())
             self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
             self.engine.finalize_object()
-            address = self.engine.get_function_address("run")
-        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)
+            address = self.engine.get_function_address("lanes")
+        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)
 
-    def __call__(self, addresses: np.ndarray, space: np.ndarray) -> None:
-        self.call(addresses.ctypes.data, space.ctypes.data)
+    def __call__(self, addresses: np.ndarray) -> None:
+        space = np.empty((self.space,), np.uint8)
+        self.call(addresses.ctypes.data, len(addresses), space.ctypes.data)
 
 
 class Function:
@@ -154,13 +155,11 @@ class Function:
                 self.made[key, trees] = self.compile(trees, key)
         code, tree, kinds = self.made[key, trees]
         results = [np.empty((lanes, *shape), dtype) for shape, dtype in kinds]
-        space = np.empty((code.space,), np.uint8)
         starts = np.array([x.ctypes.data for x in (*of_each, *third, *results)], np.int64)
         strides = np.array(
             [x.strides[0] for x in of_each] + [0] * len(third) + [x.strides[0] for x in results], np.int64
         )
-        for row in starts + np.arange(lanes)[:, None] * strides:
-            code(row, space)
+        code(starts + np.arange(lanes)[:, None] * strides)
         return jax.tree.unflatten(tree, results)
 
     def compile(self, trees: Any, kinds: Any) -> Any:

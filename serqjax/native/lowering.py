@@ -258,18 +258,20 @@ class Lowering:
         for x in operands:
             drop(x)
         starts = [em.new_block() for _ in branches]
-        for i, start in enumerate(starts[:-1]):
-            following = starts[-1] if i == len(starts) - 2 else em.new_block()
-            if kind.kind == "b":
-                em.branch(which, following, start)
-            else:
-                em.branch(em.compare("le", which, i, kind), start, following)
-            em.block = following
+        with em.scope():
+            for i, start in enumerate(starts[:-1]):
+                following = starts[-1] if i == len(starts) - 2 else em.new_block()
+                if kind.kind == "b":
+                    em.branch(which, following, start)
+                else:
+                    em.branch(em.compare("le", which, i, kind), start, following)
+                em.block = following
         found: list[list[Value]] = []
         ends: list[Block] = []
         for start, branch in zip(starts, branches):
             em.block = start
-            found.append(self.closed(branch, operands, wanted))
+            with em.scope():
+                found.append(self.closed(branch, operands, wanted))
             ends.append(em.block)
         return self.joined(eqn.outvars, found, ends, wanted)
 
@@ -298,10 +300,11 @@ class Lowering:
         lasts: list[Block] = []
         for branch, end in zip(found, ends):
             em.block = end
-            for k in few:  # before anything is written over
-                value = branch[k]
-                cells[k].append(list(em.elements(value)) if isinstance(value, Array) else [value])
-            self.bring({k: (target, branch[k]) for k, target in places.items()})
+            with em.scope():
+                for k in few:  # before anything is written over
+                    value = branch[k]
+                    cells[k].append(list(em.elements(value)) if isinstance(value, Array) else [value])
+                self.bring({k: (target, branch[k]) for k, target in places.items()})
             lasts.append(em.block)
         join = em.new_block()
         for last in lasts:
@@ -430,8 +433,9 @@ class Lowering:
         em.block = body
         for value in starts:
             drop(value)
-        found = self.closed(params["body_jaxpr"], [*consts, *inside], [True] * len(inside))
-        ends = self.again(inside, found)
+        with em.scope():
+            found = self.closed(params["body_jaxpr"], [*consts, *inside], [True] * len(inside))
+            ends = self.again(inside, found)
         em.jump(header)
         self.registers(header, before, em.block, dtypes, starts, names, ends)
         for value in values:
