@@ -21,6 +21,13 @@ def test_order_is_that_of_a_stable_sort(n):
         assert np.asarray(order).tolist() == np.argsort(keys, kind="stable").tolist()
 
 
+def test_places_are_no_obstacle_to_one_function():
+    """XLA cannot make one function of a loop with a scatter or a sort: all of it would run operation by operation."""
+    keys = jnp.zeros((512,), jnp.int64)
+    compiled = jax.jit(_places).lower(keys, keys == 0).compile().as_text()
+    assert compiled is not None and " scatter(" not in compiled and " sort(" not in compiled
+
+
 @pytest.mark.parametrize("n", [256, 257, 600])  # each with each, and sorted
 def test_places_of_a_fingerprint(n):
     rng = np.random.default_rng(n)

@@ -68,8 +68,8 @@ def _bits(x: Array) -> Array:
 def _places(sequence: Array, mask: Array) -> Array:
     """Place of each row in the order of its sequence number, -1 outside the mask."""
     if mask.shape[0] > 256:  # each with each would be slow
-        order = order_of(jnp.where(mask, sequence, FAR))
-        place = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
+        # the inverse of a permutation is its order; a scatter would keep XLA from making one function of the loop
+        place = order_of(order_of(jnp.where(mask, sequence, FAR)).astype(jnp.int64))
     else:
         place = jnp.sum(mask[None, :] & (sequence[None, :] < sequence[:, None]), axis=1)
     return jnp.where(mask, place, -1)
