@@ -26,6 +26,7 @@ import serqjax as sq  # noqa: E402
 from serqjax.fit import data as fit_data  # noqa: E402
 from serqjax.fit import layers, measured  # noqa: E402
 from serqjax.fit.errors import relative_errors  # noqa: E402
+from serqjax.ranges import outside, watch_tables  # noqa: E402
 
 
 def note(text: str) -> None:
@@ -93,11 +94,15 @@ def main(argv: list[str] | None = None) -> int:
         run, flags, shares, meta = settings_of(args)
         cost = cost_of(args, meta)
         program = measured.program_of(run, cost, flags, shares)
+        program = watch_tables(program)
         sq.check(program)
         simulated = sq.run(program) if args.array else sq.Run(program, oracle.simulate(program))
     except (sq.ProgramError, OSError) as error:
         note(str(error))
         return 1
+    if not args.array:  # the array engine warns itself
+        for sentence in outside(program, simulated.raw):
+            note(sentence)
     found = measured.times_of(simulated, len(run))
     if np.isnan(found["last_s"]).any():
         missing = int(np.isnan(found["last_s"]).sum())

@@ -39,7 +39,7 @@ class Fit:
     - `errors`: per run relative errors by metric (`ttft_mean`, `e2e_p99`, ...), of the requests `fitted` and
       `held_out`.
     - `set_aside`: requests left out: run, row and reason.
-    - `pairs`: per run measured and predicted seconds of each request, by metric.
+    - `pairs`: per run, and per part of its requests, measured and predicted seconds by metric.
     """
 
     guess: dict[str, float]
@@ -54,7 +54,7 @@ class Fit:
     runs: tuple[str, ...]
     rows: tuple[int, ...]
     set_aside: tuple[tuple[str, int, str], ...]
-    pairs: tuple[dict[str, tuple[np.ndarray, np.ndarray]], ...] = ()
+    pairs: tuple[dict[str, dict[str, tuple[np.ndarray, np.ndarray]]], ...] = ()
 
     def table(self) -> Any:
         """A polars table, a row per parameter: guess, best, interval, whether the data tell it apart."""
@@ -68,6 +68,17 @@ class Fit:
             "low": [self.low[n] for n in names], "high": [self.high[n] for n in names],
             "identified": [n not in mixed for n in names],
         })  # fmt: skip
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Predicted against measured times of each request: a matplotlib figure, also written to `path` (.png, .pdf
+        or .svg) if given. **Raises:** `ValueError` for another ending; `MissingExtra` without the extra `plot`."""
+        with needs("plot", "the picture of a fit"):
+            from ..plot.fits import figure
+            from ..plot.frame import write
+        fig = figure(self)
+        if path is not None:
+            write(fig, Path(path))
+        return fig
 
     def sentences(self) -> list[str]:
         """What the data cannot tell apart, in words."""
@@ -86,7 +97,8 @@ class Fit:
         rows += self.sentences()
         for run, errors in zip(self.runs, self.errors):
             for part, values in errors.items():
-                means = ", ".join(f"{m} {100 * values[f'{m}_mean']:+.2f} %" for m in ("ttft", "tpot", "e2e"))
+                named = ((m, values.get(f"{m}_mean")) for m in ("ttft", "tpot", "itl", "e2e"))
+                means = ", ".join(f"{m} {100 * value:+.2f} %" for m, value in named if value is not None)
                 rows.append(f"{run}, requests {part.replace('_', ' ')}: mean error {means}")
         rows += [f"{run} row {row} set aside: {reason}" for run, row, reason in self.set_aside]
         return "\n".join(rows)

@@ -231,7 +231,10 @@ def search(
         guess={n: guess[n] for n in space.names}, best=space.params(best), loss=lowest, level=level,
         errors=tuple(errors), runs=tuple(run.name for run in runs), rows=tuple(len(run) for run in runs),
         set_aside=tuple((run.name, *row) for run in runs for row in run.set_aside),
-        pairs=tuple(metrics(run, found) for run, found in zip(runs, base)), **tables,
+        pairs=tuple(
+            {part: metrics(run, found, rows) for part, rows in (("fitted", keep), ("held_out", ~keep)) if rows.any()}
+            for run, found, keep in zip(runs, base, problem.fitted)
+        ), **tables,
     )  # fmt: skip
 
 
