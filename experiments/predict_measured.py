@@ -54,7 +54,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
     """The run, the engine's flags, what prompts share, and the whole `_meta.json`."""
     run = fit_data.read(path_of(args, "requests.jsonl"))
     note(str(run))
-    flags, meta = measured.read_settings(path_of(args, "meta.json"))
+    flags: dict[str, Any] = {}
+    meta: dict[str, Any] = {}
+    if path_of(args, "meta.json").is_file():
+        flags, meta = measured.read_settings(path_of(args, "meta.json"))
+    else:
+        note(f"{path_of(args, 'meta.json').name} is not there: vLLM's defaults are taken for the engine's settings")
     if "num_gpu_blocks" not in flags:
         flags.setdefault("block_size", 16)
         flags["num_gpu_blocks"] = measured.roomy_blocks(run, flags["block_size"])
@@ -69,7 +74,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def cost_of(args: argparse.Namespace, meta: dict[str, Any]) -> sq.costs.Cost:
     """The cost of a step from the tables."""
     return layers.layer_cost(
-        layers=args.layers or layers.decoder_layers(meta.get("model", "")),
+        layers=args.layers or layers.decoder_layers(meta.get("model") or "no model: there is no _meta.json"),
         attention=path_of(args, "attention.csv"), dense=path_of(args, "dense.csv"),
         per_sequence=path_of(args, "per_sequence.csv"),
         skew=path_of(args, "skew_fit.csv") if wanted(args, "skew_fit.csv", "--no-skew") else None,

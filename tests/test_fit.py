@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+import oracle
 import serqjax as sq
 from serqjax.builder import Builder
 from serqjax.fit import fit, read, read_params
@@ -184,31 +185,69 @@ def small_engine(at, new, out, **numbers):
     return b.program("start", Listed(at=tuple(map(float, at)), turn_attrs=("new", "out"), turns=turns))
 
 
-def test_a_small_engine_is_fitted_from_another_guess(tmp_path):
-    rng = np.random.default_rng(5)
-    n = 60
-    at = np.cumsum(rng.exponential(0.25, n)) - 0.1
-    new, out = rng.integers(5, 300, n), rng.integers(2, 40, n)
-    truth = {"base_s": 10e-3, "per_decode_s": 2e-3, "per_prefill_tok_s": 100e-6}
-    import oracle
+COSTS = {"base_s": 10e-3, "per_decode_s": 2e-3, "per_prefill_tok_s": 100e-6}
+GUESS = {"base_s": 6e-3, "per_decode_s": 4e-3, "per_prefill_tok_s": 60e-6}
 
-    program = small_engine(at, new, out, **truth)
+
+def measured_run(seed, n=60):
+    """Request times of the small engine at `COSTS`, with 1 % of noise."""
+    rng = np.random.default_rng(seed)
+    at = np.cumsum(rng.exponential(0.25, n))
+    at -= at[0]
+    new, out = rng.integers(5, 300, n), rng.integers(2, 40, n)
+    program = small_engine(at, new, out, **COSTS)
     times = times_of(sq.Run(program, oracle.simulate(program)), n)
     jitter = np.exp(rng.normal(0.0, 0.01, (2, n)))
     first = at + (times["first_s"] - at) * jitter[0]
     last = first + (times["last_s"] - times["first_s"]) * jitter[1]
-    data = RunData("simulated", at, new, out, first, last, np.arange(n))
-    guess = small_engine(at, new, out, base_s=6e-3, per_decode_s=4e-3, per_prefill_tok_s=60e-6)
+    return RunData("simulated", at, new, out, first, last, np.arange(n)), small_engine(at, new, out, **GUESS)
+
+
+def test_a_small_engine_is_fitted_from_another_guess(tmp_path):
+    data, guess = measured_run(5)
     lines: list[str] = []
     journal = tmp_path / "fit.journal"
-    found = fit(guess, data=[data], free=list(truth), report=lines.append, journal=journal, generations=6)
-    assert {k: v / truth[k] for k, v in found.best.items()} == pytest.approx(dict.fromkeys(truth, 1.0), abs=0.03)
+    found = fit(guess, data=[data], free=list(COSTS), report=lines.append, journal=journal, generations=6)
+    assert {k: v / COSTS[k] for k, v in found.best.items()} == pytest.approx(dict.fromkeys(COSTS, 1.0), abs=0.03)
     assert not found.confounded and len(lines) > 6
-    assert abs(found.errors[0]["held_out"]["ttft_mean"]) < 0.02
+    assert abs(found.errors[0]["held_out"]["ttft_mean"]) < 0.02 and abs(found.errors[0]["fitted"]["itl_mean"]) < 0.02
     found.save(tmp_path / "fit.json")
     assert read_params(tmp_path / "fit.json") == found.best
-    again = fit(guess, data=[data], free=list(truth), journal=journal, generations=6)  # from the journal alone
+    better = guess.with_params(found.best)
+    assert better == sq.with_params(guess, found.best) and better.params[0].value == found.best["base_s"]
+    again = fit(guess, data=[data], free=list(COSTS), journal=journal, generations=6)  # from the journal alone
     assert again.best == found.best and again.low == found.low
+    picture = found.plot(tmp_path / "fit.svg")
+    text = (tmp_path / "fit.svg").read_text()
+    assert len(picture.axes) == 3 and "<svg" in text
+    points = {len(line.get_xdata()) for line in picture.axes[0].lines}
+    assert points == {42, 18, 2}  # fitted, held out, the line of equality
+    with pytest.raises(ValueError, match="must end in"):
+        found.plot(tmp_path / "fit.txt")
+
+
+def test_a_prior_holds_what_the_data_do_not_tell():
+    data, guess = measured_run(6, n=20)
+    free = {name: (value / 30.0, value * 30.0) for name, value in COSTS.items()}
+    weak = fit(guess, data=[data], free=free, generations=0, last=32)
+    strong = fit(guess, data=[data], free=free, generations=0, last=32, prior=1e3)
+    away = {name: abs(np.log(strong.best[name] / GUESS[name])) for name in COSTS}
+    assert all(away[name] < 0.05 for name in COSTS)
+    assert max(abs(np.log(weak.best[name] / GUESS[name])) for name in COSTS) > 0.2
+
+
+def test_four_intervals_of_each_cost():
+    """A short form of `experiments/fit_coverage.py`, with a small engine."""
+    from experiments.fit_coverage import repeated, summary
+
+    def made(seed):
+        data, guess = measured_run(seed)
+        return fit(guess, data=[data], free=list(COSTS), holdout=0.0, seed=seed, generations=4)
+
+    found = summary(list(repeated(made, COSTS, range(20, 24))))
+    assert found["repetitions"] == 4 and found["coverage_of_all"] >= 8 / 12
+    assert max(found["median_half_width"].values()) < 0.05
+    assert max(found["root_mean_square_error"].values()) < 0.03
 
 
 @pytest.mark.parametrize(
