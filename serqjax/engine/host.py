@@ -160,7 +160,7 @@ def simulate_many(
     try:
         with settings():
             for plan, members in groups.items():
-                config = Config(check=check, together=jax.default_backend() != "cpu")
+                config = Config(check=check, form="native" if jax.default_backend() == "cpu" else "together")
                 chosen = [programs[i] for i in members]
                 mine = [seeds[i] for i in members]
                 batch = Batch.build(plan, made, chosen, mine, config, trace, stop_on_verdict, coalesce)
@@ -347,7 +347,7 @@ class Batch:
             "limit": limit, "which": scripts, "stop": np.full((size,), self.stop),
             "seed": np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64),
         }  # fmt: skip
-        job, data = jax.device_put((Job(**numbers), self.data))
+        job, data = self.on_device((Job(**numbers), self.data))
         layout, first, memory = beginning(plan, cap)
         rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
         layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
@@ -373,7 +373,11 @@ class Batch:
 
     def make_tape(self, base: np.ndarray, ahead: int, choices: Choices) -> Tape:
         columns: dict[str, Any] = {"base": base, "script": choices.rows(base, ahead if choices.needed else 1)}
-        return jax.device_put(Tape(**columns))
+        return self.on_device(Tape(**columns))
+
+    def on_device(self, tree: Any) -> Any:
+        """Arrays where the loop takes them from."""
+        return tree if self.config.form == "native" else jax.device_put(tree)
 
     def collect(
         self, todo: list[int], over: np.ndarray, state: Packed, rows: dict[str, np.ndarray], drained: Drained, job: Job,
