@@ -66,6 +66,17 @@ def teaches_no_slots() -> Iterator[None]:
             _learned[plan] = dataclasses.replace(cap, slots=before[plan].slots if plan in before else 0)
 
 
+def expect(program: Program, **least: int) -> None:
+    """Tables of at least these sizes for runs of programs of this structure: fields of `Capacities`, powers of two.
+
+    For a caller who knows how many sessions will be there at once: a table that is too small at first costs another
+    compilation.
+    """
+    plan, _, _ = make_plan(program)
+    sizes = dataclasses.replace(Capacities(), **least)
+    _learned[plan] = _union(_learned.get(plan, sizes), sizes)
+
+
 #: An instance that is over: its place in the batch, its result, and the fault that ended it.
 Finished = tuple[int, RawRun, Fault]
 
