@@ -9,11 +9,8 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.demo
 	$(BIN)/serqjax run vllm --seeds 0:32 --horizon 200 --warmup 20 --plot results/demo/latency.png
 
-# Results do not depend on how hard the compiler tries, and most tests are compilation: all but those marked `as_shipped`
-# have code that is made in a third of the time.
 test: $(VENV)/.dev
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n 2 -m "not slow and not as_shipped" --durations=15
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and as_shipped" --durations=15
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" --durations=15
 
 # also the structures and batch shapes that need a compilation of their own for little news
 test-all: $(VENV)/.dev

@@ -278,6 +278,28 @@ def test_threads_that_need_the_same_code_compile_it_once():
     assert len(traced) == 1
 
 
+def test_a_loop_with_an_unknown_operation_is_compiled_by_xla_and_it_says_so(monkeypatch):
+    """A new version of JAX may trace the engine differently."""
+    from random import Random
+
+    from compare_runs import as_program, exact_difference
+    from generate_rest import REST
+
+    from serqjax.engine import loop, simulate
+    from serqjax.native import lowering
+
+    program = as_program(REST["desk_poisson_fifo_straight"](Random(1)))
+    expected = simulate(program, [1])[0]
+    loop.loop.cache_clear()
+    monkeypatch.setattr(lowering, "RULES", {k: v for k, v in lowering.RULES.items() if k != "dynamic_update_slice"})
+    try:
+        with pytest.warns(UserWarning, match="dynamic_update_slice"):
+            found = simulate(program, [1])[0]
+    finally:
+        loop.loop.cache_clear()
+    assert exact_difference(found, expected) is None
+
+
 def test_what_is_not_known_is_named():
     with pytest.raises(NotImplementedError, match="sort"):
         native(lambda x: jnp.sort(x), LONG)

@@ -1,4 +1,5 @@
-"""On a CPU the loop of an instance is one function: nothing in it has to run operation by operation (`xla.py`)."""
+"""The loop of an instance that XLA compiles for a CPU is one function: nothing in it has to run operation by operation
+(`xla.py`)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def compiled(program: Program, capacities: Capacities | None) -> str:
     prepare()
     made = {id(program): make_plan(program)}
     with host.settings():
-        batch = host.Batch.build(made[id(program)][0], made, [program], [1], Config(), False, False)
+        batch = host.Batch.build(made[id(program)][0], made, [program], [1], Config(form="one_by_one"), False, False)
         batch = dataclasses.replace(batch, make_loop=not_run)
         with pytest.raises(Asked):
             batch.run(capacities, host.SharedProgress(host.NoProgress(), 1))

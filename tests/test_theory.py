@@ -25,7 +25,6 @@ from serqjax.ir import program as ir
 from serqjax.ir.expr import Attr, Binary, Expr, Num, PoolState, Sample, StageState
 from serqjax.report.raw import RawRun, Verdict
 
-pytestmark = pytest.mark.as_shipped
 
 LEVEL = 0.999
 WIDEST = 0.01

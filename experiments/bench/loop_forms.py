@@ -4,7 +4,8 @@
 
 Forms, each in a process of its own because the XLA option can be set only once:
 
-- `scalar`: one instance after the other, each in its own loop, XLA's small-while option on (what the engine does);
+- `native`: one instance after the other in machine code of our own (what the engine does);
+- `scalar`: one instance after the other, each in its own loop compiled by XLA, its small-while option on;
 - `scalar_no_fence`: the same, without `Lane.fence`;
 - `scalar_no_option`: the same with fences, in a process where JAX was used before, so without the option;
 - `together`: all instances take each turn together (`Config(form="together")`, the form for accelerators), option on;
@@ -35,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-FORMS = ("scalar", "scalar_no_fence", "scalar_no_option", "together", "together_no_option")
+FORMS = ("native", "scalar", "scalar_no_fence", "scalar_no_option", "together", "together_no_option")
 #: Horizon and warm-up in seconds, and instances at once.
 PROGRAMS = {"mm1": (2_000.0, 200.0, 16), "vllm_single": (60.0, 6.0, 16)}
 #: Seconds of timed calls after which no further one is begun.
@@ -70,7 +71,8 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
     horizon_s, warmup_s, batch = PROGRAMS[name]
     prog = msgspec.structs.replace(sq.read(program_path(name)), horizon_s=Num(horizon_s), warmup_s=Num(warmup_s))
     turns: list[tuple[int, float]] = []
-    config = Config(together=form.startswith("together"))
+    kinds = {"native": "native", "together": "together", "scalar": "one_by_one"}
+    config = Config(form=kinds[form.split("_")[0]])
     made = {id(prog): make_plan(prog)}
     clock = CompileClock()
 

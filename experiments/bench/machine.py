@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-COMPILING = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration",
-             "/jax/core/compile/backend_compile_duration")  # fmt: skip
+MADE = ("/jax/core/compile/backend_compile_duration", "/serqjax/native/compile_duration")
+COMPILING = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", *MADE)
 
 
 def machine() -> dict[str, Any]:
@@ -57,8 +57,8 @@ def cpu_model() -> str | None:
 
 
 class CompileClock:
-    """Seconds that JAX has spent tracing, lowering and compiling in this process (summed over threads), and how many
-    programs it has compiled."""
+    """Seconds that JAX and the engine have spent tracing, lowering and compiling in this process (summed over threads),
+    and how many functions they have compiled."""
 
     def __init__(self) -> None:
         self.total_s, self.compiled = 0.0, 0
@@ -67,4 +67,4 @@ class CompileClock:
     def _hear(self, event: str, duration_secs: float, **_: Any) -> None:
         if event in COMPILING:
             self.total_s += duration_secs
-            self.compiled += event == COMPILING[-1]
+            self.compiled += event in MADE

@@ -302,7 +302,8 @@ class Batch:
 
         def run_unit(unit: list[int], place: int) -> tuple[Capacities, list[Finished]]:
             used = cap  # of the moment in which the unit starts
-            return used, self.run_unit(unit, used, size, stop, targets[place % len(targets)], compiled)
+            lanes = len(unit) if self.config.form == "native" else size  # what XLA compiles has one number of lanes
+            return used, self.run_unit(unit, used, lanes, stop, targets[place % len(targets)], compiled)
 
         try:
             while todo:

@@ -8,7 +8,9 @@ finished lanes): a finished or waiting instance is masked inside the turn.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,12 @@ from .state import RUNNING
 from .step import Config, turn
 from .xla import compiler_options
 
+#: Said where a new version of JAX traces the engine with an operation that `serqjax.native` does not know.
+SLOW = (
+    "JAX {version} uses an operation that the engine's own compiler does not know ({error}): XLA compiles the loop, "
+    "which takes longer and runs more slowly, with the same results; tell the authors of serqjax, or use an older JAX"
+)
+
 
 def running(state: dict[str, Array]) -> Array:
     """Instances that can go on without the host."""
@@ -41,6 +49,11 @@ def loop(plan: Plan, config: Config) -> Callable[..., Any]:
     """
     if config.form == "native":
         return native_loop(plan, config)
+    return xla_loop(plan, config)
+
+
+def xla_loop(plan: Plan, config: Config) -> Callable[..., Any]:
+    """The loop compiled by XLA, all instances together or one by one."""
     run = _together if config.together else _one_by_one
     options = {} if config.together else compiler_options()
     return jax.jit(functools.partial(run, plan, config), compiler_options=options)
@@ -65,9 +78,14 @@ def native_loop(plan: Plan, config: Config) -> Callable[..., Any]:
         layout, lanes = state.layout, len(next(iter(state.rows.values())))
         arrays = {name: layout.view(state.rows, name) for name, _, _ in layout.arrays}
         buffers = {name: np.zeros((lanes, *shape), dtype) for name, dtype, shape in layout.buffers}
-        done = function(arrays | buffers, (job, tape), (data, np.int64(turns)))
+        try:
+            done = function(arrays | buffers, (job, tape), (data, np.int64(turns)))
+        except NotImplementedError as error:
+            warnings.warn(SLOW.format(error=error, version=jax.__version__), stacklevel=2)
+            return by_xla(state, jax.device_put(job), jax.device_put(data), jax.device_put(tape), turns)
         return (state, buffers), int(done.sum())
 
+    by_xla = xla_loop(plan, dataclasses.replace(config, form="one_by_one"))
     return run
 
 

@@ -1,18 +1,20 @@
 """Settings of XLA that the engine asks for, before the first compilation of the process.
 
+They concern loops that XLA compiles for a CPU: those of tests and comparisons, and all where `serqjax.native` does not
+know an operation.
+
 On a CPU the loop of one instance is a few thousand tiny operations a turn; run one by one each costs a
 call. XLA can compile a `while` loop that it thinks small as one function, and how large is small is
 an option of its CPU back end. Raising it made a turn of an M/M/1 nine times cheaper and the compilation shorter
 (`experiments/bench/notes.md`). Results do not depend on it.
 
 The option can be given only through the environment and only before XLA reads its flags for the first time. A
-process that has used JAX before keeps its own settings: the engine runs, more slowly, and says so once.
+process that has used JAX before keeps its own settings: such a loop runs, more slowly.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 
 import jax
 
@@ -33,12 +35,6 @@ def prepare() -> None:
     from jax._src import xla_bridge
 
     if xla_bridge.backends_are_initialized():
-        if jax.default_backend() == "cpu":
-            warnings.warn(
-                "JAX was used before serqjax in this process, so the engine's XLA option could not be set and runs are "
-                f"many times slower: start the process with XLA_FLAGS={_FLAG}, or call serqjax first",
-                stacklevel=4,
-            )
         return
     os.environ["XLA_FLAGS"] = _FLAG if before is None else f"{before} {_FLAG}"
     try:

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ from ..cache import keep_code, kept_code
 from .emitter import Emitter
 from .lowering import FEW, Lowering
 from .values import Array, Buffer, Cells, Root, Value
+
+#: What listeners of `jax.monitoring` hear after each compilation, with its seconds (tracing is an event of JAX's own).
+COMPILED = "/serqjax/native/compile_duration"
 
 _lock = threading.Lock()
 
@@ -74,8 +78,8 @@ def lower(jaxpr: Any, moved: int = 0) -> tuple[str, int]:
     return em.text(count + len(outs) - moved), em.bytes
 
 
-#: LLVM's passes. Loops are written wide and short ones written out already (`emitter.py`), so that the costly passes are
-#: not needed: its own -O2 takes five times as long for code that is as fast (`experiments/bench/notes.md`).
+#: LLVM's passes. Loops are written wide and short ones written out already (`emitter.py`): the costly passes are not
+#: needed, its own -O2 takes five times as long for code that is as fast (`experiments/bench/notes.md`).
 PASSES = ("simplify_cfg", "instruction_combine", "simplify_cfg")
 
 
@@ -181,7 +185,10 @@ class Function:
 
         jaxpr = jax.make_jaxpr(flat)(*structs)
         results = [(tuple(v.aval.shape), np.dtype(v.aval.dtype)) for v in jaxpr.jaxpr.outvars[sizes[0] :]]
-        return Compiled(jaxpr, moved=sizes[0]), out[-1], results
+        begun = time.perf_counter()
+        compiled = Compiled(jaxpr, moved=sizes[0])
+        jax.monitoring.record_event_duration_secs(COMPILED, time.perf_counter() - begun)
+        return compiled, out[-1], results
 
 
 def contiguous(x: Any) -> np.ndarray:
