@@ -31,6 +31,7 @@ from test_corpus import BATCH, LANE, STOCHASTIC, program_of, stored_difference  
 from experiments.bench.compile_times import corpus  # noqa: E402
 from experiments.bench.machine import machine  # noqa: E402
 from serqjax.engine import simulate_many  # noqa: E402
+from serqjax.engine.xla import prepare  # noqa: E402
 from serqjax.ir.expr import Num  # noqa: E402
 from serqjax.ir.structure import number  # noqa: E402
 from serqjax.report.raw import RawRun  # noqa: E402
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help=f"where to write the result (committed: {OUT})")
     parser.add_argument("--resume", action="store_true", help="keep what --out has, run the rest")
     options = parser.parse_args()
+    prepare()  # before `machine` asks JAX for its devices
     names = options.program or sorted(p.parent.name for p in corpus().glob("*/program.ir14.json"))
     rows: list[dict[str, Any]] = []
     if options.resume and options.out and options.out.exists():

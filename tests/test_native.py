@@ -102,6 +102,8 @@ def test_reductions():
             a.sum(), a.min(), a.max(), a[:7].sum(), m.any(), m.all(), jnp.argmax(a), jnp.argmin(a[:7]), jnp.argmax(m),
             jnp.argmin(b), jnp.argmax(b[7:]), b.min(), b.max(), a.reshape(4, 4).sum(0), a.reshape(2, 8).min(1),
             (a[:, None] == a[None, :]).sum(1), a.reshape(2, 2, 4).max((0, 2)),
+            jnp.argmax(a.reshape(4, 4), axis=0), jnp.argmin(b.reshape(2, 8), axis=1), jnp.argmax(m.reshape(8, 2), 1),
+            jnp.argmin((b * 2.0).reshape(2, 2, 4), axis=1),
         )  # fmt: skip
 
     assert_same(f, LONG, REAL, FLAGS)
@@ -116,6 +118,8 @@ def test_shapes_slices_gathers_and_scatters():
             lax.dynamic_slice(b, (i, j), (2, 3)), lax.dynamic_update_slice(b, jnp.ones((2, 2), a.dtype), (j, i)),
             b.at[i].set(a[:4]), b.at[2].add(a[4:8]), a.at[i].add(5), a.at[i + 40].set(1), a[a & 15], jnp.roll(a, 3),
             a.at[1].set(jnp.sum(a)), a[:3].at[i].set(9), b[None, :, 0], jnp.arange(16) * a,
+            jnp.take_along_axis(b, b[:1] & 3, axis=0), jnp.take_along_axis(b, (b + i) & 3, axis=1),
+            b[b[0] & 3, jnp.arange(4)],
         )  # fmt: skip
 
     for i, j in ((0, 1), (3, 2), (-1, 5)):

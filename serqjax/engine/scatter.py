@@ -1,8 +1,8 @@
 """Many elements of a table written at once.
 
-XLA's own scatter cannot be compiled into the one function that the loop of an instance is on a CPU (`xla.py`): a
-program with a scatter anywhere in its loop would run operation by operation. There it is a loop of stores. Where all
-instances take each turn together it stays a scatter.
+One instance after the other, that is a loop of stores: machine code of our own has no other scatter (`serqjax/native`),
+and XLA's cannot be compiled into the one function that its form of the loop is on a CPU (`xla.py`). Where all instances
+take each turn together it is a scatter.
 """
 
 from __future__ import annotations

@@ -328,27 +328,32 @@ def place_of_extreme(how: str) -> Rule:
         shape, out = shape_and_dtype(eqn)
         (value,) = args
         assert isinstance(value, Array)
-        if shape or len(value.shape) != 1:
-            raise NotImplementedError(f"{eqn.primitive.name} along an axis of several")
+        (axis,) = eqn.params["axes"]
         em, kind, flag = low.em, value.dtype, np.dtype(bool)
         compared = np.dtype("uint8") if kind.kind == "b" else kind
-
-        def at(place: Place) -> Scalar:
-            return convert(em, {}, [kind], compared, [em.element(value, place)])
-
-        def better(place: Place, state: list[Scalar]) -> list[Scalar]:
-            best, where = state
-            x = at(place)
-            more = em.compare(how, x, best, compared)
-            if is_float(kind):  # the first NaN, if there is one
-                nan = em.compare("ne", x, x, kind) if isinstance(x, str) else False
-                first = SCALAR_RULES["and"](em, {}, [], flag, [nan, em.compare("eq", best, best, kind)])
-                more = SCALAR_RULES["or"](em, {}, [], flag, [more, first])
-            return [em.select(more, x, best, compared), em.select(more, place[0], where, INDEX)]
-
         start = [(limit(-1 if how == "gt" else 1)(compared), compared), (0, INDEX)]
-        where = em.fold(value.shape, start, better)[1]
-        return convert(em, {}, [INDEX], out, [where])
+
+        def found(kept: Place) -> Scalar:
+            if any(isinstance(i, Steps) for i in kept):
+                raise NotWide  # each place has a search of its own
+
+            def better(place: Place, state: list[Scalar]) -> list[Scalar]:
+                best, where = state
+                there = [*kept[:axis], place[0], *kept[axis:]]
+                x = convert(em, {}, [kind], compared, [em.element(value, there)])
+                more = em.compare(how, x, best, compared)
+                if is_float(kind):  # the first NaN, if there is one
+                    nan = em.compare("ne", x, x, kind) if isinstance(x, str) else False
+                    first = SCALAR_RULES["and"](em, {}, [], flag, [nan, em.compare("eq", best, best, kind)])
+                    more = SCALAR_RULES["or"](em, {}, [], flag, [more, first])
+                return [em.select(more, x, best, compared), em.select(more, place[0], where, INDEX)]
+
+            where = em.fold((value.shape[axis],), start, better)[1]
+            return convert(em, {}, [INDEX], out, [where])
+
+        if not shape:
+            return found(())
+        return low.in_memory(Formula(shape, out, found, others=roots_of(value)))
 
     return rule
 
@@ -363,12 +368,12 @@ def gather(low: Lowering, eqn: Any, args: list[Value]) -> Value:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"].name
     if not (isinstance(value, Array) and isinstance(indices, Array)):
         raise NotImplementedError("gather of scalars")
-    plain = not (numbers.operand_batching_dims or numbers.start_indices_batching_dims)
+    # axes along which a row of places reads its own part of the array alone
+    apart = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims))
     sizes = eqn.params["slice_sizes"]
-    collapsed = set(numbers.collapsed_slice_dims)
-    window = [axis for axis in range(len(value.shape)) if axis not in collapsed]
-    if not plain or any(sizes[axis] != 1 for axis in collapsed):
-        raise NotImplementedError("gather with batched axes")
+    single = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    window = [axis for axis in range(len(value.shape)) if axis not in single]
+    assert all(sizes[axis] == 1 for axis in single)
     value, indices = low.all_steady([value, indices])
     assert isinstance(value, Array) and isinstance(indices, Array)
     for x in (value, indices):
@@ -381,6 +386,8 @@ def gather(low: Lowering, eqn: Any, args: list[Value]) -> Value:
         there: list[Scalar] = [0] * len(value.shape)
         for axis, i in zip(window, [place[axis] for axis in numbers.offset_dims]):
             there[axis] = i
+        for axis, own in apart:
+            there[axis] = row[own]
         inside: Scalar = True
         for k, axis in enumerate(numbers.start_index_map):
             start = convert(em, {}, [kind], INDEX, [em.element(indices, [*row, k])])
