@@ -26,6 +26,7 @@ import serqjax as sq  # noqa: E402
 from serqjax.fit import data as fit_data  # noqa: E402
 from serqjax.fit import layers, measured  # noqa: E402
 from serqjax.fit.errors import relative_errors  # noqa: E402
+from serqjax.ranges import outside, watch_tables  # noqa: E402
 
 
 def note(text: str) -> None:
@@ -53,7 +54,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
     """The run, the engine's flags, what prompts share, and the whole `_meta.json`."""
     run = fit_data.read(path_of(args, "requests.jsonl"))
     note(str(run))
-    flags, meta = measured.read_settings(path_of(args, "meta.json"))
+    flags: dict[str, Any] = {}
+    meta: dict[str, Any] = {}
+    if path_of(args, "meta.json").is_file():
+        flags, meta = measured.read_settings(path_of(args, "meta.json"))
+    else:
+        note(f"{path_of(args, 'meta.json').name} is not there: vLLM's defaults are taken for the engine's settings")
     if "num_gpu_blocks" not in flags:
         flags.setdefault("block_size", 16)
         flags["num_gpu_blocks"] = measured.roomy_blocks(run, flags["block_size"])
@@ -68,7 +74,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def cost_of(args: argparse.Namespace, meta: dict[str, Any]) -> sq.costs.Cost:
     """The cost of a step from the tables."""
     return layers.layer_cost(
-        layers=args.layers or layers.decoder_layers(meta.get("model", "")),
+        layers=args.layers or layers.decoder_layers(meta.get("model") or "no model: there is no _meta.json"),
         attention=path_of(args, "attention.csv"), dense=path_of(args, "dense.csv"),
         per_sequence=path_of(args, "per_sequence.csv"),
         skew=path_of(args, "skew_fit.csv") if wanted(args, "skew_fit.csv", "--no-skew") else None,
@@ -93,11 +99,15 @@ def main(argv: list[str] | None = None) -> int:
         run, flags, shares, meta = settings_of(args)
         cost = cost_of(args, meta)
         program = measured.program_of(run, cost, flags, shares)
+        program = watch_tables(program)
         sq.check(program)
         simulated = sq.run(program) if args.array else sq.Run(program, oracle.simulate(program))
     except (sq.ProgramError, OSError) as error:
         note(str(error))
         return 1
+    if not args.array:  # the array engine warns itself
+        for sentence in outside(program, simulated.raw):
+            note(sentence)
     found = measured.times_of(simulated, len(run))
     if np.isnan(found["last_s"]).any():
         missing = int(np.isnan(found["last_s"]).sum())

@@ -203,7 +203,7 @@ def simulate(
     plan, numbers, integers = make_plan(program)
     prepare()
     with settings():
-        config = Config(together=True)
+        config = Config(form="together")
         made = {id(program): (plan, numbers, integers)}
         seeds = list(seeds)
         batch = Batch.build(plan, made, [program] * len(seeds), seeds, config, False, False, False)
@@ -225,7 +225,7 @@ def lower(program: Any, batch: int, platform: str = "cuda", **options: Any) -> A
     prepare()
     plan, numbers, integers = make_plan(program)
     layout, row, _ = beginning(plan, Capacities(phases=0))
-    made = kernel_loop(plan, Config(together=True), **options)
+    made = kernel_loop(plan, Config(form="together"), **options)
 
     def array(dtype: Any, *shape: int) -> Any:
         return jax.ShapeDtypeStruct((batch, *shape), dtype)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 EXIT_RUN = 1
 EXIT_USAGE = 2
@@ -41,7 +43,9 @@ def call(argv: Sequence[str]) -> int:
     except ModuleNotFoundError:
         return complain("the command line needs the extra `cli`: pip install 'serqjax[cli]'", EXIT_RUN)
     try:
-        code = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
+        with warnings.catch_warnings():
+            show_results_warnings()
+            code = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Usage as error:
@@ -73,6 +77,22 @@ def failed(error: Exception) -> int:
         return complain(str(error), EXIT_USAGE if isinstance(error, ValueError) else EXIT_RUN)
     name = type(error).__name__
     return complain(f"internal error: {name}: {one_line(str(error))} (SERQJAX_TRACEBACK=1 shows where)", EXIT_RUN)
+
+
+def show_results_warnings() -> None:
+    """Warnings about a result are notes, each once; all others stay as they are."""
+    from .errors import ResultWarning
+
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, ResultWarning):
+            note(str(message))
+        else:
+            usual(message, category, *where, **more)
+
+    warnings.showwarning = show
+    warnings.filterwarnings("default", category=ResultWarning)
 
 
 def complain(message: str, code: int) -> int:

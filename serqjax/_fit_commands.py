@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ._cli import Usage, note
-from ._commands import Flag, Settings, app, settings_of
+from ._commands import Flag, Settings, app, file_name, settings_of
 
 
 @app.command
@@ -30,6 +30,7 @@ def fit(
     seed: Annotated[int, Parameter(help="Of the search.")] = 0,
     journal: Annotated[Path | None, Parameter(help="Keep the generations here; an interrupted fit goes on.")] = None,
     out: Annotated[Path | None, Parameter(help="Write the fit here, for --params.")] = None,
+    plot: Annotated[Path | None, Parameter(help="Write predicted against measured times to this picture.")] = None,
     json: Annotated[bool, Flag, Parameter(help="Print the fit as JSON.")] = False,
 ) -> int:
     """Fit parameters of a deployment to the request times of real runs."""
@@ -40,6 +41,7 @@ def fit(
     from .fit.data import read
     from .traces import Request, TraceFile
 
+    file_name("--plot", plot, (".png", ".pdf", ".svg"))
     runs = [read(path) for path in data]
     for run in runs:
         note(str(run))
@@ -58,6 +60,7 @@ def fit(
     columns = (first.sent_s.tolist(), first.input_tok.tolist(), first.output_tok.tolist())
     rows = TraceFile(first.name, "azure_2023", rows=tuple(Request(*row) for row in zip(*columns)))
     prog = sq.read(program, settings=settings_of(set_), trace=rows)
+    sq.use_compilation_cache()
     found = sq.fit(
         prog, data=runs, free=limits, loss=[part.strip() for part in loss.split(",")], holdout=holdout, method=method,
         restarts=restarts, seed=seed, journal=journal, report=note,
@@ -65,5 +68,8 @@ def fit(
     if out is not None:
         found.save(out)
         note(f"written {out}")
+    if plot is not None:
+        found.plot(plot)
+        note(f"picture written to {plot}")
     print(as_json.dumps(found.to_document(), indent=1) if json else found)
     return 0

@@ -16,6 +16,7 @@ from .check import Facts, as_text, check_program, describe, find_problems, unsup
 from .errors import Problem, ProgramError
 from .overrides import with_params, with_span
 from .progress import AbstractProgress, NoProgress
+from .ranges import warn_outside, watch_tables
 from .results import Run, Runs, VerdictError
 
 LARGEST_SEED = 2**64 - 1
@@ -131,6 +132,9 @@ def run(
       False: one by one, with the same results. A run with `trace` always takes them one by one.
     - `progress`: what to report to, for example `BarProgress()`; default: nothing.
 
+    A table of a cost that is read outside its points is a `RangeWarning` with the number of iterations, where they
+    pass one by one; a program that takes many at once is watched with `serqjax.ranges.watch_tables`.
+
     **Returns:** a `Run`, or `Runs` with the seeds in their order. An instance that fails does not raise: its verdict
     says so, and `raise_for_verdict()` turns it into an exception. Interrupted with Ctrl-C, the seeds finished so far
     are returned and `unfinished_seeds` names the others.
@@ -143,6 +147,10 @@ def run(
     many = seeds is not None
     chosen = seed_list(seeds if many else [prog.seed if seed is None else seed])
     prog = with_span(with_params(prog, params or {}), horizon_s=horizon_s, warmup_s=warmup_s, arrivals=arrivals)
+    if prog.tables:
+        licences = [stage.licence for stage in check_program(prog).stages]
+        if trace or not coalesce or not any(licence is not None and licence.windows for licence in licences):
+            prog = watch_tables(prog)  # the claims cost nothing where iterations pass one by one anyway
     check_program(prog)
     raws = _simulate(
         prog,
@@ -156,6 +164,8 @@ def run(
     done = tuple(raw for raw in raws if raw is not None)
     if not done:
         raise KeyboardInterrupt("interrupted before any seed had finished")
+    for raw in done:
+        warn_outside(prog, raw)
     if many:
         return Runs(prog, done, tuple(s for s, raw in zip(chosen, raws) if raw is None))
     single = Run(prog, done[0])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import abc
 import ast
 import dataclasses
-import difflib
 import math
 import weakref
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from .errors import ProgramError
+from .errors import ProgramError, nearest
 from .ir.expr import (
     ARITY,
     CONTEXT_NAMES,
@@ -83,15 +82,6 @@ _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.
 _COMPARE = {ast.Lt: "Lt", ast.LtE: "Le", ast.Gt: "Gt", ast.GtE: "Ge", ast.Eq: "Eq", ast.NotEq: "Ne"}
 _POOL_FUNCTIONS = get_args(PoolFunction)
 _STAGE_FUNCTIONS = get_args(StageFunction)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the closest known name, or lists some."""
-    names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"did you mean `{close[0]}`?"
-    return "known: " + ", ".join(names[:20]) if names else ""
 
 
 def parse(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -13,10 +14,29 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "serqjax"
 
 
+def kept_code(digest: str) -> Path | None:
+    """Where the machine code with this digest is kept; None where nothing is kept."""
+    import jax
+
+    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return None if folder is None else Path(folder) / f"native-{digest}.o"
+
+
+def keep_code(path: Path, code: bytes) -> None:
+    """Write machine code so that other processes see all of it or nothing; where that fails, nothing is kept."""
+    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        temporary.write_bytes(code)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
 def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> None:
     """Keep compiled programs under `path` (default: `cache_dir()`) and use those that are there.
 
-    Sets JAX's persistent compilation cache for the whole process, so it is for entry points: the command line
+    Machine code of the engine's loops on a CPU is kept in the folder of JAX's persistent compilation cache, which this
+    sets for the whole process, so it is for entry points: the command line
     calls it, `import serqjax` does not. A cache folder chosen before (JAX_COMPILATION_CACHE_DIR) stays. Where the
     folder cannot be made, nothing is kept and nothing fails.
     """

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterable
 
 #: Longest message in characters; what does not fit is counted.
@@ -59,3 +60,24 @@ class ProgramError(Exception):
             lines.append(line)
             size += len(line) + 1
         return "\n".join(lines) if lines else "the program is not valid"
+
+
+class ResultWarning(UserWarning):
+    """What a user should know of a result before trusting it; the command line prints it as a note."""
+
+
+class RangeWarning(ResultWarning):
+    """A table of a cost was read outside the range of its points."""
+
+
+class UncalibratedWarning(ResultWarning):
+    """KV blocks or a step cost are a first guess that nobody has measured."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint that names the closest known name, or lists some."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return "known: " + ", ".join(names[:20]) if names else ""

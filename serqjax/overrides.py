@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import msgspec
 
 from . import ir
-from .builder import nearest
 from .ir.structure import number
 
 
@@ -21,18 +20,7 @@ def with_params(program: ir.Program, params: Mapping[str, float]) -> ir.Program:
     **Raises:** `ValueError` for a name that the program does not have (with the nearest one it has) and for a
     value that is not finite.
     """
-    known = {parameter.name for parameter in program.params}
-    for name, value in params.items():
-        if name not in known:
-            raise ValueError(f"{name} is no parameter of {program.name}: {nearest(name, known) or 'it has none'}")
-        if not math.isfinite(value):
-            raise ValueError(f"{name}={value}: a finite number is needed")
-    if not params:
-        return program
-    changed = tuple(
-        msgspec.structs.replace(p, value=float(params[p.name])) if p.name in params else p for p in program.params
-    )
-    return msgspec.structs.replace(program, params=changed)
+    return program.with_params(params)
 
 
 def with_span(

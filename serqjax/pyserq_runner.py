@@ -202,6 +202,6 @@ def _set(tree: dict[str, Any], key: str, value: float) -> None:
             pool["cap"] = value
             return
         known.append(f"{label}.cap")
-    from .builder import nearest
+    from .errors import nearest
 
     raise ValueError(f"{key} is no parameter of this program: {nearest(key, known)}")

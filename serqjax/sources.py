@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from . import costs, deployments, ir, traces, workloads
-from .builder import compose, nearest
-from .errors import ProgramError
+from .builder import compose
+from .errors import ProgramError, nearest
 from .importers import read_program
 from .overrides import with_params
 
@@ -82,7 +82,8 @@ def _ready_made(
     own = {maker: _arguments(maker, settings) for maker in (work, costs.affine, deployments.owned)}
     of_deployment = {key: as_value(settings[key]) for key in named.names if key in settings}
     rest = {k: v for k, v in settings.items() if not any(k in taken for taken in (of_deployment, *own.values()))}
-    deployment = named.make(**of_deployment, cost=costs.affine(**own[costs.affine]))
+    numbers = own[costs.affine]
+    deployment = named.make_with(of_deployment, costs.affine(**numbers), _COST <= numbers.keys())
     if own[deployments.owned]:
         deployment = deployments.owned(deployment, **own[deployments.owned])
     program = compose(deployment, work(**own[work]) if rows is None else work(rows, **own[work]), name=name)
@@ -90,7 +91,16 @@ def _ready_made(
     for key in rest:
         if key not in known:
             raise ValueError(f"{key} is no argument of {name}, its workload or its cost: {nearest(key, known)}")
+    # numbers of a cost take the place of those of a first guess
+    declared = {p.name for p in program.params}
+    rest |= {key: value for key, value in numbers.items() if key in declared}
+    if word := next((key for key in numbers if "model" in of_deployment and key not in declared), None):
+        raise ValueError(f"{word} cannot be given beside a model: its first guess counts positions")
     return with_params(program, {key: _number(key, value) for key, value in rest.items()})
+
+
+#: The numbers that make a cost: with all of them none of a first guess is left.
+_COST = {"base_s", "per_decode_s", "per_kv_tok_s", "per_prefill_tok_s", "per_attention_s"}
 
 
 def _settable(maker: Callable[..., Any]) -> list[str]:

@@ -262,7 +262,7 @@ def test_legs_and_choices_with_all_instances_together() -> None:
         programs = [as_program(generate(name, Random(f"together/{k}"))) for k in range(6)]
         alone = simulate_many(programs, [q.seed for q in programs])
         made = {id(q): make_plan(q) for q in programs}
-        config = Config(together=True)
+        config = Config(form="together")
         with host.settings():
             batch = host.Batch.build(
                 made[id(programs[0])][0], made, programs, [q.seed for q in programs], config, False, False

@@ -123,7 +123,7 @@ def run_form(programs: list[p.Program], seeds: list[int], config: Config) -> lis
 def test_instances_together_equal_instances_one_by_one() -> None:
     programs = [small_engine(6, cap=c) for c in (192.0, 208.0, 320.0, 160.0, 240.0)]
     apart = run_form(programs, [1, 2, 3, 4, 5], Config(check=True))
-    together = run_form(programs, [1, 2, 3, 4, 5], Config(check=True, together=True))
+    together = run_form(programs, [1, 2, 3, 4, 5], Config(check=True, form="together"))
     for program, seed, a, b in zip(programs, (1, 2, 3, 4, 5), apart, together):
         assert first_difference(a, b) is None
         assert first_difference(oracle.simulate(program, seed, trace=True), a) is None

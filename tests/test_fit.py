@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
+import oracle
 import serqjax as sq
 from serqjax.builder import Builder
 from serqjax.fit import fit, read, read_params
 from serqjax.fit.data import RunData
+from serqjax.fit.intervals import identify
 from serqjax.fit.measured import Shares, block_names, times_of
 from serqjax.fit.optimisers import OPTIMISERS, Space
-from serqjax.fit.result import Local, identify
+from serqjax.fit.surface import Bottom, Scored, blocks, near
 from serqjax.ir import Attr, End, Enter, Inf, Leave, Listed, Num, Respond, Run, Step, Turn
 
 ROW = {"queued_ts": 5.0, "first_token_ts": 5.2, "last_token_ts": 6.2, "input_toks": 100, "output_toks": 11}
@@ -89,34 +92,66 @@ def test_names_of_blocks_are_handed_down():
     assert not set(names[1]) and not names[3]
 
 
+KINDS = np.repeat([0, 1], 100)
+SPACE = Space.of({name: (1e-3, 1e3) for name in ("base", "decode", "kv")})
+
+
+def cloud_of(slope, jumps, seed, at=np.zeros(3), size=128, value=0.0):
+    """Candidates around a point whose residuals are linear, with jumps of their own."""
+    rng = np.random.default_rng(seed)
+    moved = 0.04 * rng.standard_normal((size, slope.shape[1]))
+    residuals = value + moved @ slope.T + jumps * rng.standard_normal((size, len(slope)))
+    return near([Scored(at + moved, residuals, np.zeros(size))], at, 0.2)
+
+
+def judged(slope, jumps, value, at, seed=0):
+    bottom = Bottom.of(cloud_of(slope, jumps, seed, at, value=value), at, KINDS, (0.0, np.zeros(3)), seed)
+    bottom = dataclasses.replace(bottom, best=at + bottom.moved)
+    return bottom, identify(SPACE, bottom, blocks(KINDS, np.arange(200.0)), 0.9, seed)
+
+
 def test_what_the_data_cannot_tell_apart_is_named():
     rng = np.random.default_rng(0)
-    slope = rng.normal(size=(200, 3))
+    slope, value, at = rng.normal(size=(200, 3)), rng.normal(size=200) * 0.02, np.log([1.0, 2.0, 4.0])
     slope[:, 2] = 0.5 * slope[:, 1]
-    value = rng.normal(size=200) * 0.02
-    space = Space.of({name: (1e-3, 1e3) for name in ("base", "decode", "kv")})
-    exact = np.zeros(200), np.eye(3)
-    found = identify(space, np.log([1.0, 2.0, 4.0]), Local(value, slope, *exact), np.arange(200), 0.9, 0)
+    _, found = judged(slope, 0.001, value, at)
     assert found["confounded"] == (("decode", "kv"),)
     (both,) = found["combinations"]
-    assert both.factors == pytest.approx((1.0, 0.25)) and both.low < 3.0 < both.high
+    assert both.factors == pytest.approx((1.0, 0.25), rel=0.05) and both.low < 3.0 < both.high
+    assert both.high - both.low < 0.05 * 3.0
     assert 0.99 < found["low"]["base"] <= 1.0 <= found["high"]["base"] < 1.01
+    assert found["low"]["kv"] == pytest.approx(1e-3) and found["high"]["kv"] > 11.9  # all that the sum of 3 allows
     slope[:, 2] = rng.normal(size=200)
-    assert not identify(space, np.zeros(3), Local(value, slope, *exact), np.arange(200), 0.9, 0)["confounded"]
+    assert not judged(slope, 0.001, value, at)[1]["confounded"]
 
 
 def test_slopes_that_differ_by_their_noise_alone_are_not_told_apart():
     rng = np.random.default_rng(1)
-    slope = rng.normal(size=(400, 2))
-    slope[:, 1] = slope[:, 0]
-    noisy = slope + rng.normal(size=slope.shape) * 0.1
-    space = Space.of({name: (1e-3, 1e3) for name in ("decode", "kv")})
-    value, groups = rng.normal(size=400) * 0.02, np.arange(400)
-    known = Local(value, noisy, np.full(400, 0.1**2), np.eye(2))
-    found = identify(space, np.zeros(2), known, groups, 0.9, 0)
-    assert found["confounded"] == (("decode", "kv"),)
-    assert found["low"]["kv"] == pytest.approx(1e-3) and found["high"]["kv"] > 1.9  # all that the sum of 2 allows
-    assert not identify(space, np.zeros(2), Local(value, noisy, np.zeros(400), np.eye(2)), groups, 0.9, 0)["confounded"]
+    slope, value = rng.normal(size=(200, 3)), rng.normal(size=200) * 0.02
+    slope[:, 2] = slope[:, 1]
+    assert judged(slope, 0.05, value, np.zeros(3))[1]["confounded"] == (("decode", "kv"),)
+    slope[:, 2] = rng.normal(size=200)
+    assert not judged(slope, 0.05, value, np.zeros(3))[1]["confounded"]
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    """Data with noise and jumps that move all requests of a run together; the truth is off the middle of the cloud."""
+    rng = np.random.default_rng(2)
+    slope, at, held, half = rng.normal(size=(200, 3)), np.zeros(3), [], []
+    for seed in range(20):
+        truth = 0.02 * rng.standard_normal(3)
+        # the jumps of the measured run: one draw for each request and one for all of them, as in a queue
+        value = -(truth @ slope.T) + 0.01 * rng.standard_normal(200) + 0.02 * rng.standard_normal() * (KINDS == 0)
+        shared = cloud_of(slope, 0.0, seed, at, value=value)
+        jumps = 0.02 * np.random.default_rng(seed + 1000).standard_normal((len(shared), 1)) * (KINDS == 0)
+        cloud = dataclasses.replace(shared, residuals=shared.residuals + jumps)
+        bottom = Bottom.of(cloud, at, KINDS, (0.0, np.zeros(3)), seed)
+        bottom = dataclasses.replace(bottom, best=bottom.moved)
+        found = identify(SPACE, bottom, blocks(KINDS, np.arange(200.0)), 0.9, seed)
+        ends = np.log([list(found["low"].values()), list(found["high"].values())])
+        held.append((ends[0] <= truth) & (truth <= ends[1]))
+        half.append((ends[1] - ends[0]) / 2.0)
+    assert 0.8 <= np.mean(held) <= 0.98 and np.median(half) < 0.005
 
 
 def test_both_optimisers_find_the_bottom_of_a_bowl():
@@ -150,31 +185,69 @@ def small_engine(at, new, out, **numbers):
     return b.program("start", Listed(at=tuple(map(float, at)), turn_attrs=("new", "out"), turns=turns))
 
 
-def test_a_small_engine_is_fitted_from_another_guess(tmp_path):
-    rng = np.random.default_rng(5)
-    n = 60
-    at = np.cumsum(rng.exponential(0.25, n)) - 0.1
-    new, out = rng.integers(5, 300, n), rng.integers(2, 40, n)
-    truth = {"base_s": 10e-3, "per_decode_s": 2e-3, "per_prefill_tok_s": 100e-6}
-    import oracle
+COSTS = {"base_s": 10e-3, "per_decode_s": 2e-3, "per_prefill_tok_s": 100e-6}
+GUESS = {"base_s": 6e-3, "per_decode_s": 4e-3, "per_prefill_tok_s": 60e-6}
 
-    program = small_engine(at, new, out, **truth)
+
+def measured_run(seed, n=60):
+    """Request times of the small engine at `COSTS`, with 1 % of noise."""
+    rng = np.random.default_rng(seed)
+    at = np.cumsum(rng.exponential(0.25, n))
+    at -= at[0]
+    new, out = rng.integers(5, 300, n), rng.integers(2, 40, n)
+    program = small_engine(at, new, out, **COSTS)
     times = times_of(sq.Run(program, oracle.simulate(program)), n)
     jitter = np.exp(rng.normal(0.0, 0.01, (2, n)))
     first = at + (times["first_s"] - at) * jitter[0]
     last = first + (times["last_s"] - times["first_s"]) * jitter[1]
-    data = RunData("simulated", at, new, out, first, last, np.arange(n))
-    guess = small_engine(at, new, out, base_s=6e-3, per_decode_s=4e-3, per_prefill_tok_s=60e-6)
+    return RunData("simulated", at, new, out, first, last, np.arange(n)), small_engine(at, new, out, **GUESS)
+
+
+def test_a_small_engine_is_fitted_from_another_guess(tmp_path):
+    data, guess = measured_run(5)
     lines: list[str] = []
     journal = tmp_path / "fit.journal"
-    found = fit(guess, data=[data], free=list(truth), report=lines.append, journal=journal, generations=6)
-    assert {k: v / truth[k] for k, v in found.best.items()} == pytest.approx(dict.fromkeys(truth, 1.0), abs=0.03)
+    found = fit(guess, data=[data], free=list(COSTS), report=lines.append, journal=journal, generations=6)
+    assert {k: v / COSTS[k] for k, v in found.best.items()} == pytest.approx(dict.fromkeys(COSTS, 1.0), abs=0.03)
     assert not found.confounded and len(lines) > 6
-    assert abs(found.errors[0]["held_out"]["ttft_mean"]) < 0.02
+    assert abs(found.errors[0]["held_out"]["ttft_mean"]) < 0.02 and abs(found.errors[0]["fitted"]["itl_mean"]) < 0.02
     found.save(tmp_path / "fit.json")
     assert read_params(tmp_path / "fit.json") == found.best
-    again = fit(guess, data=[data], free=list(truth), journal=journal, generations=6)  # from the journal alone
+    better = guess.with_params(found.best)
+    assert better == sq.with_params(guess, found.best) and better.params[0].value == found.best["base_s"]
+    again = fit(guess, data=[data], free=list(COSTS), journal=journal, generations=6)  # from the journal alone
     assert again.best == found.best and again.low == found.low
+    picture = found.plot(tmp_path / "fit.svg")
+    text = (tmp_path / "fit.svg").read_text()
+    assert len(picture.axes) == 3 and "<svg" in text
+    points = {len(line.get_xdata()) for line in picture.axes[0].lines}
+    assert points == {42, 18, 2}  # fitted, held out, the line of equality
+    with pytest.raises(ValueError, match="must end in"):
+        found.plot(tmp_path / "fit.txt")
+
+
+def test_a_prior_holds_what_the_data_do_not_tell():
+    data, guess = measured_run(6, n=20)
+    free = {name: (value / 30.0, value * 30.0) for name, value in COSTS.items()}
+    weak = fit(guess, data=[data], free=free, generations=0, last=32)
+    strong = fit(guess, data=[data], free=free, generations=0, last=32, prior=1e3)
+    away = {name: abs(np.log(strong.best[name] / GUESS[name])) for name in COSTS}
+    assert all(away[name] < 0.05 for name in COSTS)
+    assert max(abs(np.log(weak.best[name] / GUESS[name])) for name in COSTS) > 0.2
+
+
+def test_four_intervals_of_each_cost():
+    """A short form of `experiments/fit_coverage.py`, with a small engine."""
+    from experiments.fit_coverage import repeated, summary
+
+    def made(seed):
+        data, guess = measured_run(seed)
+        return fit(guess, data=[data], free=list(COSTS), holdout=0.0, seed=seed, generations=4)
+
+    found = summary(list(repeated(made, COSTS, range(20, 24))))
+    assert found["repetitions"] == 4 and found["coverage_of_all"] >= 8 / 12
+    assert max(found["median_half_width"].values()) < 0.05
+    assert max(found["root_mean_square_error"].values()) < 0.03
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import pytest
 
 import serqjax as sq
 from serqjax import deployments
+from serqjax._cli import call
 from serqjax.deployments.roofline import GPUS, first_guess, read_shape
+from serqjax.errors import UncalibratedWarning
 
 #: A made-up model of the shape of Llama-3.1-8B.
 CONFIG = {
@@ -59,13 +61,15 @@ def test_experts_count_where_they_are_read_and_where_they_compute():
 
 
 def test_an_engine_from_a_model_runs_and_explains_itself():
-    engine = deployments.vllm(model=CONFIG, gpu="H100-SXM", tensor_parallel_size=4, gpu_memory_utilization=0.9)
+    with pytest.warns(UncalibratedWarning, match="num_gpu_blocks and cost of the engine: not measured"):
+        engine = deployments.vllm(model=CONFIG, gpu="H100-SXM", tensor_parallel_size=4, gpu_memory_utilization=0.9)
     # an eighth of a GPU's KV heads times four; weights and activations of the MLP in four parts
     assert engine.num_gpu_blocks > 4 * 25_771 and f"{engine.num_gpu_blocks:,} (not measured)" in engine.explain()
     program = sq.program(engine, sq.workloads.sessions())
     params = {p.name: p.value for p in program.params}
     assert params["kv.cap"] == (engine.num_gpu_blocks - 1) * 16 and params["base_s"] < 2.1e-3
-    own = deployments.vllm(model=CONFIG, gpu="L40S", num_gpu_blocks=999)
+    with pytest.warns(UncalibratedWarning, match="^cost of the engine"):
+        own = deployments.vllm(model=CONFIG, gpu="L40S", num_gpu_blocks=999)
     assert own.num_gpu_blocks == 999 and "999 was given" in own.explain()
     with pytest.raises(sq.ProgramError, match="nothing was derived"):
         deployments.vllm().explain()
@@ -87,6 +91,27 @@ def test_an_engine_from_a_model_runs_and_explains_itself():
 def test_what_cannot_be_guessed_is_refused(change, options, says):
     with pytest.raises(sq.ProgramError, match=says):
         deployments.vllm(**({"model": CONFIG | change, "gpu": "H100-SXM"} | options))
+
+
+def test_the_command_line_takes_a_model(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    model = ["--set", f"model={path}", "--set", "gpu=H100-SXM", "--set", "tensor_parallel_size=4"]
+    assert call(["ir", "vllm", *model, "--set", "per_decode_s=1e-5"]) == 0
+    said = capsys.readouterr()
+    params = {p["name"]: p["value"] for p in json.loads(said.out)["params"]}
+    assert params["per_decode_s"] == 1e-5 and params["base_s"] < 2.1e-3 and params["kv.cap"] == (126_228 - 1) * 16
+    assert "serqjax: num_gpu_blocks and cost of the engine: not measured" in said.err and "UNCALIBRATED" in said.err
+    fitted = {"base_s": 0.01, "per_decode_s": 1e-5, "per_kv_tok_s": 1e-7, "per_prefill_tok_s": 1e-5,
+              "per_attention_s": 1e-9}  # fmt: skip
+    (tmp_path / "fit.json").write_text(json.dumps({"best": fitted}))
+    measured = ["--params", str(tmp_path / "fit.json"), "--set", "num_gpu_blocks=50000"]
+    assert call(["ir", "vllm", *model, *measured]) == 0  # nothing of the guess is left
+    assert "UNCALIBRATED" not in capsys.readouterr().err
+    assert call(["ir", "vllm", *model, "--set", "kv=blocks"]) == 2
+    assert "kv cannot be given beside a model" in capsys.readouterr().err
+    assert call(["ir", "vllm", "--set", f"model={path}"]) == 1
+    assert "gpu: is missing" in capsys.readouterr().err
 
 
 def test_a_model_without_a_gpu_is_refused(tmp_path):

@@ -217,7 +217,7 @@ def test_both_forms_of_the_loop(name: str) -> None:
     programs = [as_program(SHARING[name](Random(f"forms/{k}"))) for k in range(3)]
     seeds = [program.seed for program in programs]
     apart = run_form(programs, seeds, Config(check=True))
-    together = run_form(programs, seeds, Config(check=True, together=True))
+    together = run_form(programs, seeds, Config(check=True, form="together"))
     for one, other, program in zip(apart, together, programs, strict=True):
         assert exact_difference(one, other) is None
         assert first_difference(one, run_oracle(program)) is None

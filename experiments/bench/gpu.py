@@ -4,7 +4,7 @@
     python experiments/bench/gpu.py --interpret
 
 With a GPU: first the kernels run on it under `SEEDS` seeds and are compared with the engine on the CPU, then the kernel
-(`kernels/simulation.py`) and the XLA loop (`Config(together=True)`) are timed on equal batches, `--budget` seconds of
+(`kernels/simulation.py`) and the XLA loop (`Config(form="together")`) are timed on equal batches, `--budget` seconds of
 wall time altogether; what no longer fits is named. `ms_per_seed` is the best of three calls that run every instance
 from its start to its horizon, tables on the device, without the host's part (draining, results). Compile time apart.
 
@@ -255,7 +255,7 @@ def timed(program: p.Program, batch: int, kernel: bool, deadline: float) -> dict
         data = jax.device_put(host.session_data([program]))
         rows = jax.device_put({dtype: np.repeat(row[None], batch, axis=0) for dtype, row in first.items()})
         state = Packed(rows, layout)
-        config = Config(together=True)
+        config = Config(form="together")
         made = kernel_loop(plan, config) if kernel else loop(plan, config)
         arguments = (state, job, data, tape, np.int64(1 << 40))
         begun = time.perf_counter()

@@ -7,7 +7,7 @@ Forms, each in a process of its own because the XLA option can be set only once:
 - `scalar`: one instance after the other, each in its own loop, XLA's small-while option on (what the engine does);
 - `scalar_no_fence`: the same, without `Lane.fence`;
 - `scalar_no_option`: the same with fences, in a process where JAX was used before, so without the option;
-- `together`: all instances take each turn together (`Config(together=True)`, the form for accelerators), option on;
+- `together`: all instances take each turn together (`Config(form="together")`, the form for accelerators), option on;
 - `together_no_option`: the same without the option.
 
 All forms run the same seeds of the same program and give the same results (the script compares them). `compile_s` sums

@@ -89,7 +89,7 @@ MOMENTS: dict[str, Moment] = {
     ),
     "iteration": Moment(
         "a claim over iterations, read when one starts",
-        _contexts(_BATCH + " Ntok Npre Attn DecodePositions Demand Served Arrived"),
+        _contexts(f"{_BATCH} Ntok Npre Attn DecodePositions Demand Served Arrived {' '.join(COST_ONLY)}"),
         session=False,
         budget_left=False,
         unread=frozenset({"Work", "EstLambda", "EstRho", "EstWait", "Price"}),

@@ -16,7 +16,7 @@ from ..builder import AbstractDeployment
 from ..costs import Cost
 from .disaggregated import disaggregated, link
 from .fleet import Replicas, replicas
-from .vllm import Vllm, vllm
+from .vllm import OF_MODEL, Vllm, vllm
 
 
 def _names(maker: Callable[..., Any], *but: str) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def _names(maker: Callable[..., Any], *but: str) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in but)
 
 
-_VLLM = _names(vllm, "cost", "offload", "shared_prefixes")
+_VLLM = (*_names(vllm, "cost", "offload", "shared_prefixes"), *OF_MODEL)
 _FLEET = ("n", "router")
 
 
@@ -36,18 +36,23 @@ class Named:
     names: tuple[str, ...]
     make: Callable[..., AbstractDeployment]
 
+    def make_with(self, settings: Mapping[str, Any], cost: Cost, given: bool) -> AbstractDeployment:
+        """The deployment; of a named model the first guess is the cost, unless all numbers of one were `given`."""
+        guessed = any(name.rpartition(".")[2] == "model" for name in settings)
+        return self.make(**settings, cost=None if guessed and not given else cost)
 
-def _engines(settings: Mapping[str, Any], cost: Cost) -> Vllm | Replicas:
+
+def _engines(settings: Mapping[str, Any], cost: Cost | None) -> Vllm | Replicas:
     """One engine, or several if `n` says so."""
     engine = vllm(cost=cost, **{name: value for name, value in settings.items() if name not in _FLEET})
     return replicas(engine, **{k: settings[k] for k in _FLEET if k in settings}) if "n" in settings else engine
 
 
-def _replicas(*, cost: Cost, **settings: Any) -> AbstractDeployment:
+def _replicas(*, cost: Cost | None, **settings: Any) -> AbstractDeployment:
     return _engines({"n": 2} | settings, cost)
 
 
-def _disaggregated(*, cost: Cost, **settings: Any) -> AbstractDeployment:
+def _disaggregated(*, cost: Cost | None, **settings: Any) -> AbstractDeployment:
     def of(part: str) -> dict[str, Any]:
         return {k.removeprefix(f"{part}."): v for k, v in settings.items() if k.startswith(f"{part}.")}
 

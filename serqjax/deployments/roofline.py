@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..builder import nearest
 from ..costs import Cost, affine
-from ..errors import ProgramError
+from ..errors import ProgramError, nearest
 
 GIB = 2.0**30
 #: Shares of the data sheet's bandwidth and arithmetic that kernels reach, and of a link; assumptions, to be fitted.
@@ -46,14 +45,21 @@ class Gpu:
     source: str
 
 
+#: Dense arithmetic is half of what a sheet gives with sparsity; one direction of a link half of what it gives for both.
 GPUS = {
-    "A100-40GB-SXM": Gpu(40e9, 1555e9, 312e12, 300e9, "NVIDIA A100 Tensor Core GPU data sheet, 2021"),
-    "A100-80GB-SXM": Gpu(80e9, 2039e9, 312e12, 300e9, "NVIDIA A100 Tensor Core GPU data sheet, 2021"),
-    "H100-SXM": Gpu(80e9, 3350e9, 989e12, 450e9, "NVIDIA H100 Tensor Core GPU data sheet, dense"),
-    "H200-SXM": Gpu(141e9, 4800e9, 989e12, 450e9, "NVIDIA H200 Tensor Core GPU data sheet, dense"),
-    "L4": Gpu(24e9, 300e9, 121e12, 32e9, "NVIDIA L4 Tensor Core GPU data sheet, dense"),
-    "L40S": Gpu(48e9, 864e9, 362e12, 32e9, "NVIDIA L40S data sheet, dense"),
-}
+    "A100-40GB-SXM": Gpu(40e9, 1555e9, 312e12, 300e9, "NVIDIA A100 Tensor Core GPU data sheet (1758950-r4), A100 40GB "
+                         "SXM: 1,555 GB/s, BF16 312 TFLOPS, NVLink 600 GB/s"),
+    "A100-80GB-SXM": Gpu(80e9, 2039e9, 312e12, 300e9, "NVIDIA A100 Tensor Core GPU data sheet (1758950-r4), A100 80GB "
+                         "SXM: 2,039 GB/s, BF16 312 TFLOPS, NVLink 600 GB/s"),
+    "H100-SXM": Gpu(80e9, 3350e9, 989e12, 450e9, "NVIDIA H100 Tensor Core GPU data sheet, H100 SXM: 3.35 TB/s, BF16 "
+                    "1,979 TFLOPS with sparsity, NVLink 900 GB/s"),
+    "H200-SXM": Gpu(141e9, 4800e9, 989e12, 450e9, "NVIDIA H200 Tensor Core GPU data sheet, H200 SXM: 4.8 TB/s, BF16 "
+                    "1,979 TFLOPS with sparsity, NVLink 900 GB/s"),
+    "L4": Gpu(24e9, 300e9, 121e12, 32e9, "NVIDIA L4 Tensor Core GPU data sheet: 300 GB/s, BF16 242 TFLOPS with "
+              "sparsity, PCIe Gen4 x16 64 GB/s"),
+    "L40S": Gpu(48e9, 864e9, 362e12, 32e9, "NVIDIA L40S data sheet: 864 GB/s, BF16 362.05 TFLOPS (733 with sparsity), "
+                "PCIe Gen4 x16 64 GB/s"),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

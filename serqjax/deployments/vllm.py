@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..builder import AbstractDeployment, Builder, Served
 from ..costs import Cost, affine
-from ..errors import Problem, ProgramError
+from ..errors import Problem, ProgramError, UncalibratedWarning
 from ..ir.expr import Expr, Num
 from ..ir.program import EVICT_LRU, Enter, Lease, Leave, Op, Preempt, Recorded, Require, Run, Segment, Step
 from ..traces import SPAN_TOK
@@ -322,7 +323,7 @@ class Vllm(AbstractDeployment):
 
 
 #: What a first guess is made from, besides the engine's own flags.
-_OF_MODEL = ("model", "gpu", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype")
+OF_MODEL = ("model", "gpu", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype")
 
 
 def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs: int = 256,
@@ -354,7 +355,7 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     - `cost`: seconds of an iteration, `serqjax.costs.affine(...)` (the default) or an expression of the IR.
     - `model` with `gpu`, and `tensor_parallel_size`, `gpu_memory_utilization`, `kv_cache_dtype`: a first guess of
       `num_gpu_blocks` and `cost`, where they are not given; see `serqjax.deployments.roofline.first_guess`. Its
-      arithmetic: `.explain()`.
+      arithmetic: `.explain()`, and said as an `UncalibratedWarning`.
 
     **Returns:** a deployment for `serqjax.program`; `.replace(max_num_seqs=...)` gives a changed one.
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
@@ -363,7 +364,7 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     if speculative := sorted(set(extra) & {"num_speculative_tokens", "speculative_config", "spec_method"}):
         what = "speculative decoding is not modelled: in the language a decode is given at most one token an iteration"
         raise ProgramError.at(speculative[0], what, "leave it out")
-    of_model = {name: extra.pop(name) for name in _OF_MODEL if name in extra}
+    of_model = {name: extra.pop(name) for name in OF_MODEL if name in extra}
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
     guess = None
@@ -372,6 +373,10 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
             raise ProgramError.at(missing[0], f"is missing beside `{next(iter(of_model))}`", "give `model` and `gpu`")
         guess = first_guess(**of_model, block_size=block_size, max_num_seqs=max_num_seqs,
                             max_num_batched_tokens=max_num_batched_tokens)
+        guessed = [what for what, given in (("num_gpu_blocks", num_gpu_blocks), ("cost", cost)) if given is None]
+        if guessed:
+            text = f"{' and '.join(guessed)} of the engine: not measured.\n{guess.explain()}"
+            warnings.warn(text, UncalibratedWarning, stacklevel=2)
         num_gpu_blocks = guess.num_gpu_blocks if num_gpu_blocks is None else num_gpu_blocks
         cost = guess.cost if cost is None else cost
     num_gpu_blocks = NUM_GPU_BLOCKS if num_gpu_blocks is None else num_gpu_blocks
@@ -392,6 +397,6 @@ def _pairs(given: Any) -> Any:
 
 
 def _nearest_flag(name: str) -> str:
-    from ..builder import nearest
+    from ..errors import nearest
 
     return nearest(name, [f.name for f in dataclasses.fields(Vllm)])

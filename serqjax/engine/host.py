@@ -66,6 +66,17 @@ def teaches_no_slots() -> Iterator[None]:
             _learned[plan] = dataclasses.replace(cap, slots=before[plan].slots if plan in before else 0)
 
 
+def expect(program: Program, **least: int) -> None:
+    """Tables of at least these sizes for runs of programs of this structure: fields of `Capacities`, powers of two.
+
+    For a caller who knows how many sessions will be there at once: a table that is too small at first costs another
+    compilation.
+    """
+    plan, _, _ = make_plan(program)
+    sizes = dataclasses.replace(Capacities(), **least)
+    _learned[plan] = _union(_learned.get(plan, sizes), sizes)
+
+
 #: An instance that is over: its place in the batch, its result, and the fault that ended it.
 Finished = tuple[int, RawRun, Fault]
 
@@ -162,7 +173,7 @@ def simulate_many(
     try:
         with settings():
             for plan, members in groups.items():
-                config = Config(check=check, together=jax.default_backend() != "cpu")
+                config = Config(check=check, form="native" if jax.default_backend() == "cpu" else "together")
                 chosen = [programs[i] for i in members]
                 mine = [seeds[i] for i in members]
                 batch = Batch.build(plan, made, chosen, mine, config, trace, stop_on_verdict, coalesce)
@@ -362,7 +373,7 @@ class Batch:
             "limit": limit, "which": scripts, "stop": np.full((size,), self.stop),
             "seed": np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64),
         }  # fmt: skip
-        job, data = jax.device_put((Job(**numbers), data))
+        job, data = self.on_device((Job(**numbers), data))
         layout, first, memory = beginning(plan, cap)
         rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
         layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
@@ -389,7 +400,11 @@ class Batch:
 
     def make_tape(self, base: np.ndarray, ahead: int, choices: Choices) -> Tape:
         columns: dict[str, Any] = {"base": base, "script": choices.rows(base, ahead if choices.needed else 1)}
-        return jax.device_put(Tape(**columns))
+        return self.on_device(Tape(**columns))
+
+    def on_device(self, tree: Any) -> Any:
+        """Arrays where the loop takes them from."""
+        return tree if self.config.form == "native" else jax.device_put(tree)
 
     def collect(
         self, todo: list[int], over: np.ndarray, state: Packed, rows: dict[str, np.ndarray], drained: Drained, job: Job,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -63,19 +64,16 @@ class Layout:
         dtype, where, shape = self.places[name]
         return rows[dtype][:, where].reshape(-1, *shape)
 
-    def lane(self, rows: dict[str, np.ndarray], lane: int) -> dict[str, np.ndarray]:
+    def lane(self, rows: dict[str, np.ndarray], lane: int) -> Mapping[str, np.ndarray]:
         """All arrays of one instance as views of the rows (host)."""
-        mine = {dtype: x[lane] for dtype, x in rows.items()}
-        return {name: mine[dtype][where].reshape(shape) for name, (dtype, where, shape) in self.places.items()}
+        return LaneArrays(self, {dtype: x[lane] for dtype, x in rows.items()})
 
     def unpack(self, rows: dict[str, Array]) -> dict[str, Array]:
         """The arrays of one instance, with empty buffers and no stall (traced)."""
         state = {name: rows[dtype][where].reshape(shape) for name, (dtype, where, shape) in self.places.items()}
         for name, dtype, shape in self.buffers:
             state[name] = jnp.zeros(shape, dtype)
-            state[f"{name}_n"] = jnp.zeros_like(state[f"{name}_n"])
-        state["stall"] = jnp.bool_(False)
-        return state
+        return opened(state)
 
     def pack(self, state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Rows and buffers of one instance (traced)."""
@@ -83,6 +81,32 @@ class Layout:
         for name, dtype, _ in self.arrays:
             rows.setdefault(dtype, []).append(state[name].reshape(-1))
         return {d: jnp.concatenate(parts) for d, parts in rows.items()}, {n: state[n] for n, _, _ in self.buffers}
+
+
+class LaneArrays(Mapping[str, np.ndarray]):
+    """The arrays of one instance by name; a view is made where one is looked at."""
+
+    def __init__(self, layout: Layout, rows: dict[str, np.ndarray]):
+        self.places, self.rows = layout.places, rows
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        dtype, where, shape = self.places[name]
+        return self.rows[dtype][where].reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+
+def opened(state: dict[str, Array]) -> dict[str, Array]:
+    """The arrays of an instance when a call begins: nothing in the buffers, no stall (traced)."""
+    counts = {f"{name}_n": jnp.zeros_like(state[f"{name}_n"]) for name in BUFFERS if name in state}
+    return state | counts | {"stall": jnp.bool_(False)}
 
 
 @jax.tree_util.register_dataclass

@@ -14,12 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from ..native.function import Function
 from .access import FAR, LANES, OneByOne, Together
 from .lane import Data, Job, Lane, Tape
-from .layout import Packed
+from .layout import Packed, opened
 from .plan import Plan
 from .state import RUNNING
 from .step import Config, turn
@@ -37,9 +39,36 @@ def loop(plan: Plan, config: Config) -> Callable[..., Any]:
 
     `state` is a `Packed`; the buffers hold what the call has written, with as many rows as the state says.
     """
+    if config.form == "native":
+        return native_loop(plan, config)
     run = _together if config.together else _one_by_one
     options = {} if config.together else compiler_options()
     return jax.jit(functools.partial(run, plan, config), compiler_options=options)
+
+
+def native_loop(plan: Plan, config: Config) -> Callable[..., Any]:
+    """The loop of one instance after the other as machine code of our own (`serqjax.native`). Arrays are numpy's; those
+    of the state are written over."""
+
+    def one(state: dict[str, Array], each: tuple[Job, Tape], shared: tuple[Data, Array]) -> Any:
+        (job, tape), (data, turns) = each, shared
+
+        def body(carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            s, k = carry
+            return turn(plan, config, s, job, data, tape, None, OneByOne()), k + 1
+
+        return lax.while_loop(lambda c: running(c[0]) & (c[1] < turns), body, (opened(state), jnp.int64(0)))
+
+    function = Function(one)
+
+    def run(state: Packed, job: Job, data: Data, tape: Tape, turns: Any) -> tuple[Any, int]:
+        layout, lanes = state.layout, len(next(iter(state.rows.values())))
+        arrays = {name: layout.view(state.rows, name) for name, _, _ in layout.arrays}
+        buffers = {name: np.zeros((lanes, *shape), dtype) for name, dtype, shape in layout.buffers}
+        done = function(arrays | buffers, (job, tape), (data, np.int64(turns)))
+        return (state, buffers), int(done.sum())
+
+    return run
 
 
 def _one_by_one(
@@ -86,13 +115,14 @@ def _together(
 
 @functools.lru_cache(maxsize=256)
 def final_needs(plan: Plan) -> Callable[..., Any]:
-    """`(state, job, data, tape) -> need [lines, pools]`: what each line's selected hold asks of the pools whose cap it
-    exceeds at the end; -1 where it exceeds none."""
+    """`(state, job, data, tape) -> need [instances, lines, pools]`: what each line's selected hold asks of the pools
+    whose cap it exceeds at the end; -1 where it exceeds none."""
     from .admission import Header, select_waiting
     from .views import cap, round_up
 
-    def one(s: dict[str, Array], job: Job, data: Data, tape: Tape) -> Array:
-        w = Lane(s, plan, job, data, tape, jnp.bool_(True), Together())
+    def one(_: Any, each: tuple[dict[str, Array], Job, Tape], data: Data) -> Any:
+        s, job, tape = each
+        w = Lane(s, plan, job, data, tape, None, OneByOne())
         needs = []
         for pool in range(len(plan.skeleton.pools)):
             exists, slot = select_waiting(w, pool, pool)
@@ -104,13 +134,16 @@ def final_needs(plan: Plan) -> Callable[..., Any]:
                     over = exists & header.takes[p] & (round_up(w, p, header.need[p]) > cap(w, p))
                 row.append(jnp.where(over, header.need[p], -1.0))
             needs.append(jnp.stack(row))
-        return jnp.stack(needs)
+        return (), jnp.stack(needs)
 
-    def run(state: Packed, job: Job, data: Data, tape: Tape) -> Array:
-        each = jax.vmap(lambda a, b, c: one(state.layout.unpack(a), b, data, c), in_axes=(0, 0, 0), axis_name=LANES)
-        return each(state.rows, job, tape)
+    function = Function(one)
 
-    return jax.jit(run)
+    def run(state: Packed, job: Job, data: Data, tape: Tape) -> np.ndarray:
+        rows = jax.tree.map(np.asarray, state.rows)
+        arrays = {name: state.layout.view(rows, name) for name, _, _ in state.layout.arrays}
+        return function((), (arrays, job, tape), data)
+
+    return run
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ iteration starts (such a stage has no windows); those at the end are evaluated o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ def start_iteration(w: Lane, stage: int, sums: dict[str, Value], on: Array) -> N
 
 
 def claim_totals(
-    plan: Plan, s: dict[str, np.ndarray], numbers: np.ndarray, verdict: Verdict, end_s: float,
+    plan: Plan, s: Mapping[str, np.ndarray], numbers: np.ndarray, verdict: Verdict, end_s: float,
     observed: tuple[np.ndarray, ...],
 ) -> list[ClaimTotals]:  # fmt: skip
     """The claims of a finished instance.

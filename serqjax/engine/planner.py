@@ -324,9 +324,9 @@ def start_iteration(w: Lane, over: Array) -> Array:
 
 
 def further_sums(plan: Plan, decode: Array, prefill: Array, position: Value) -> dict[str, Value]:
-    """Variables that a cost of this program reads beyond those that every iteration has."""
+    """Variables that a cost or claim of this program reads beyond those that every iteration has."""
     kinds = [plan.skeleton.stages[s].kind for s in plan.step_stages]
-    read = {node.name for kind in kinds for _, node in walk(kind) if isinstance(node, Ctx)}
+    read = {node.name for kind in (*kinds, plan.claims) for _, node in walk(kind) if isinstance(node, Ctx)}
     some = jnp.any(decode)
     made = {
         "Nsch": lambda: jnp.sum(decode | prefill).astype(jnp.float64),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Drained:
     def __init__(self, lanes: int):
         self.rows: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(lanes)] for name in self.NAMES}
 
-    def take(self, counts: dict[str, np.ndarray], buffers: dict[str, Any]) -> None:
+    def take(self, counts: Mapping[str, np.ndarray], buffers: dict[str, Any]) -> None:
         """Copy the filled rows. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote."""
         for name, buffer in buffers.items():
             filled = np.flatnonzero(counts[name])
@@ -59,7 +60,7 @@ def raw_run(
     plan: Plan,
     program: Program,
     seed: int,
-    s: dict[str, np.ndarray],
+    s: Mapping[str, np.ndarray],
     drained: Drained,
     lane: int,
     needs: np.ndarray,
@@ -125,7 +126,7 @@ def raw_run(
     )
 
 
-def verdict_of(plan: Plan, program: Program, s: dict[str, np.ndarray]) -> tuple[Verdict, str]:
+def verdict_of(plan: Plan, program: Program, s: Mapping[str, np.ndarray]) -> tuple[Verdict, str]:
     """Verdict and cause of a finished instance."""
     fault = Fault(int(s["fault"]))
     if fault == Fault.unsettled and s["livelock"]:
@@ -177,7 +178,7 @@ def dated(cause: str, tick: int, program: Program) -> str:
     return f"{cause}, at t = {seconds(tick, program.tick_s):.10g} s"
 
 
-def who_waits(plan: Plan, s: dict[str, np.ndarray]) -> str:
+def who_waits(plan: Plan, s: Mapping[str, np.ndarray]) -> str:
     """Who waits for what, when no event is left."""
     parts = []
     for pool, spec in enumerate(plan.skeleton.pools if plan.has_holds else ()):
@@ -194,7 +195,7 @@ def who_waits(plan: Plan, s: dict[str, np.ndarray]) -> str:
     return "no event is left: " + ("; ".join(parts) or "sessions wait on stages that give them nothing")
 
 
-def who_waits_for_each_other(plan: Plan, s: dict[str, np.ndarray], lacks: np.ndarray, holds: np.ndarray) -> str:
+def who_waits_for_each_other(plan: Plan, s: Mapping[str, np.ndarray], lacks: np.ndarray, holds: np.ndarray) -> str:
     """Sessions and legs that only each other could let go on, if somebody among them waits for legs; "" else.
 
     `lacks`, `holds`: `[slots, pools]` bool. The largest set in which what a waiting one lacks room in is held by
@@ -225,7 +226,7 @@ def who_waits_for_each_other(plan: Plan, s: dict[str, np.ndarray], lacks: np.nda
 
 
 def stage_totals(
-    plan: Plan, s: dict[str, np.ndarray], drained: Drained, lane: int, i: int, tick_s: float
+    plan: Plan, s: Mapping[str, np.ndarray], drained: Drained, lane: int, i: int, tick_s: float
 ) -> StageTotals:
     t = StageTotals(
         number_tick=int(s["number_tick"][i]),
@@ -255,7 +256,7 @@ def stage_totals(
 
 
 def itl_buckets(
-    s: dict[str, np.ndarray], drained: Drained, lane: int, i: int, tick_s: float
+    s: Mapping[str, np.ndarray], drained: Drained, lane: int, i: int, tick_s: float
 ) -> dict[int, tuple[int, int, int]]:
     """The histogram of a stage's token gaps: what the loop has counted, and the gaps it has written down."""
     lower = edges(tick_s)
@@ -274,7 +275,7 @@ def itl_buckets(
     return {first + k: (n, least, most) for k, (n, least, most) in zip(filled.tolist(), table[filled].tolist())}
 
 
-def pool_totals(plan: Plan, s: dict[str, np.ndarray], needs: np.ndarray, i: int, failed: bool) -> PoolTotals:
+def pool_totals(plan: Plan, s: Mapping[str, np.ndarray], needs: np.ndarray, i: int, failed: bool) -> PoolTotals:
     if not plan.has_holds:
         return PoolTotals()
     blocked = plan.skeleton.pools[i].block is not None
@@ -339,7 +340,7 @@ def sample_rows(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, ...]:
     )
 
 
-def request_rows(plan: Plan, s: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+def request_rows(plan: Plan, s: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
     """Requests in the order they were sent; unfinished ones come from the live sessions."""
     table = rows.astype(np.int64, copy=False).reshape(-1, len(REQUEST_COLUMNS))
     live = np.nonzero((s["pc"] >= 0) & s["open"])[0]

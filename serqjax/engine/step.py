@@ -25,6 +25,7 @@ Phases that most turns do not need are run only when some instance of the batch 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -58,11 +59,16 @@ class Config:
     """Static switches of a compiled loop.
 
     - `check`: verify the ownership equation after every turn.
-    - `together`: all instances take each turn together (accelerators), instead of one after the other (CPU).
+    - `form`: `native`, one instance after the other in machine code of our own (CPU); `one_by_one`, the same by XLA;
+      `together`, all instances take each turn together (accelerators).
     """
 
     check: bool = False
-    together: bool = False
+    form: Literal["native", "one_by_one", "together"] = "native"
+
+    @property
+    def together(self) -> bool:
+        return self.form == "together"
 
 
 def turn(

@@ -46,6 +46,7 @@ def fit(
     sigma: float = 0.4,
     seed: int = 0,
     level: float = 0.9,
+    last: int | None = None,
     report: Callable[[str], None] | None = None,
     journal: str | os.PathLike[str] | None = None,
 ) -> Fit:
@@ -59,8 +60,10 @@ def fit(
     - `holdout`: fraction of the requests, the last ones sent, that are simulated and not scored.
     - `loss`: which of `ttft`, `tpot`, `e2e` of each request count.
     - `population`, `generations`, `restarts`: candidates of a generation (16 share a compiled loop), generations of a
-      search at most, searches from different points. `method`: `cmaes` or `gradient`. `sigma`: first spread, in logs.
+      search at most (0: only the bottom near the first guess is looked for), searches from different points.
+    - `method`: `cmaes` or `gradient`. `sigma`: first spread of a search, in logs.
     - `prior`: weight of the first guess (loss added per squared log 10 of distance). `level`: of the intervals.
+    - `last`: candidates near the best from which the intervals come (None: enough for five parameters are 252).
     - `report`: told a line per generation. `journal`: a file from which an interrupted fit goes on.
 
     **Returns:** a `Fit`: `best`, `table()`, `confounded`, `errors`.
@@ -72,6 +75,6 @@ def fit(
     return search(
         prog,
         data=data, free=free, holdout=holdout, loss=loss, population=population, generations=generations,
-        restarts=restarts, method=method, prior=prior, sigma=sigma, seed=seed, level=level, report=report,
+        restarts=restarts, method=method, prior=prior, sigma=sigma, seed=seed, level=level, last=last, report=report,
         journal=journal,
     )

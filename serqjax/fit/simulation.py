@@ -22,33 +22,30 @@ from ..check import check_program
 from ..errors import ProgramError
 from ..ir.program import Listed, Program
 from ..overrides import with_params
+from . import surface
 from .data import RunData, read
 from .errors import metrics, relative_errors
+from .intervals import identify
 from .measured import times_of
 from .optimisers import OPTIMISERS, Space
-from .result import Fit, Local, identify
+from .polish import BOTTOM, WIDEST, Polish, numbers
+from .result import Fit
+from .surface import Scored
 
 #: Loss of a candidate whose run does not serve all requests.
 STUCK = 1e3
+#: Residuals above this count linearly in the loss: a few first tokens that miss an iteration must not rule.
+SOFT = 0.1
 #: Bounds of a free parameter without any: so many times below and above its value in the program.
 REACH = 30.0
 LOSSES = ("ttft", "tpot", "e2e")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scored:
-    """Evaluated candidates: log parameters `[n, free]`, residuals `[n, all]` (NaN rows: did not finish), losses."""
-
-    points: np.ndarray
-    residuals: np.ndarray
-    losses: np.ndarray
 
 
 class Problem:
     """A program, the runs it is fitted to, and the residuals of candidates.
 
     A residual is (predicted - measured) / scale, for TTFT and E2E the measured value plus a tenth of the mean, for TPOT
-    the measured value. `groups`: requests whose first tokens come from one step of the engine, resampled together.
+    the measured value. Of each residual, `[rows]`: `kinds`, its run and metric; `blocks`, neighbours in time.
     """
 
     def __init__(self, program: Program, data: Sequence[RunData], space: Space, loss: Sequence[str], holdout: float):
@@ -57,10 +54,14 @@ class Problem:
         self.fitted = [np.arange(len(run)) < round(len(run) * (1.0 - holdout)) for run in data]
         for made in self.programs:
             check_program(made)
-        self.groups = np.concatenate([
-            np.tile(np.unique(run.first_s[rows], return_inverse=True)[1] + 10**9 * k, len(self.loss))
-            for k, (run, rows) in enumerate(zip(self.data, self.fitted))
+        scored = [run.first_s[rows] for run, rows in zip(self.data, self.fitted)]
+        metrics_ = len(self.loss)
+        self.kinds = np.concatenate([
+            np.repeat(np.arange(metrics_) + metrics_ * k, len(times)) for k, times in enumerate(scored)
         ])  # fmt: skip
+        self.blocks = surface.blocks(self.kinds // metrics_, np.concatenate([np.tile(t, metrics_) for t in scored]))
+
+        _expect(self.programs, self.data)
 
     def simulate(self, points: np.ndarray) -> list[list[dict[str, np.ndarray]]]:
         """Request times of each candidate in each run: one batched call."""
@@ -90,7 +91,7 @@ class Problem:
                     parts.append(np.where(np.isnan(measured), 0.0, (predicted - measured) / scale))
             rows.append(np.concatenate(parts))
         residuals = np.stack(rows)
-        soft = 2.0 * (np.sqrt(1.0 + residuals**2) - 1.0)
+        soft = 2.0 * SOFT**2 * (np.sqrt(1.0 + (residuals / SOFT) ** 2) - 1.0)
         losses = np.where(np.isnan(soft).any(axis=1), STUCK, np.sqrt(np.nan_to_num(soft).mean(axis=1)))
         return Scored(points, residuals, losses)
 
@@ -112,6 +113,28 @@ def with_requests(program: Program, run: RunData) -> Program:
     names = {p.name for p in program.params}
     own = {key: float(value) for key, value in run.settings if key in names}
     return with_params(msgspec.structs.replace(program, arrival=made), own)
+
+
+def _expect(programs: Sequence[Program], data: Sequence[RunData]) -> None:
+    """Tables with room for what the measured runs had at once: smaller ones would be compiled first, in vain."""
+    from ..engine.host import expect
+
+    there = served = 1
+    for run in data:
+        there = max(there, _at_once(run.sent_s, run.last_s))
+        served = max(served, _at_once(run.first_s, run.last_s))
+    for made in programs[:1]:
+        expect(made, slots=_power(there + 1), seats=_power(served), holds=_power(served))
+
+
+def _at_once(begin: np.ndarray, end: np.ndarray) -> int:
+    """The most that are there at once."""
+    moments = np.sort(begin)
+    return int((np.arange(1, len(begin) + 1) - np.searchsorted(np.sort(end), moments, side="left")).max())
+
+
+def _power(least: int) -> int:
+    return 1 << max(least - 1, 0).bit_length()
 
 
 class Journal:
@@ -159,6 +182,7 @@ def search(
     sigma: float,
     seed: int,
     level: float,
+    last: int | None,
     report: Callable[[str], None] | None,
     journal: str | os.PathLike[str] | None,
 ) -> Fit:
@@ -181,25 +205,36 @@ def search(
         away = (((points - start) / np.log(10.0)) ** 2).sum(axis=1)
         return dataclasses.replace(scored, losses=scored.losses + prior * away)
 
+    def pull(loss: float) -> float:
+        """`prior` is added to a root of a mean: as much, added to half the sum of squares of weighted residuals."""
+        return prior * len(problem.kinds) / max(loss, 1e-9) / np.log(10.0) ** 2
+
+    polish = Polish(score, space, problem.kinds, seed, pull, start, tell)
     ends = []
     for k in range(restarts):
-        rng = np.random.default_rng(seed + 1000 * k)
-        begin = start if k == 0 else space.clip(start + rng.normal(0.0, 2 * sigma, len(start)))
-        found = _search(score, space, begin, population, generations, sigma, seed + k, method, tell, k)
-        ends.append(_polish(score, space, found, population, rng, tell, k))
-    local, best, lowest = min(ends, key=lambda end: end[2])
+        begin = start
+        if k > 0:
+            begin = space.clip(start + np.random.default_rng(seed + 1000 * k).normal(0.0, 2 * sigma, len(start)))
+        if generations > 0:
+            begin = _search(score, space, begin, population, generations, sigma, seed + k, method, tell, k)
+        ends.append(polish.descend(begin, WIDEST if generations > 0 else BOTTOM, f"start {k}"))
+    bottom = polish.bottom(*min(ends, key=lambda end: end[1]), last)
+    best, lowest = bottom.best, bottom.loss
     base = problem.simulate(best[None])[0]
     errors = []
     for run, found, keep in zip(runs, base, problem.fitted):
         errors.append({"fitted": relative_errors(run, found, keep)})
         if not keep.all():
             errors[-1]["held_out"] = relative_errors(run, found, ~keep)
-    tables = identify(space, best, local, problem.groups, level, seed)
+    tables = identify(space, bottom, problem.blocks, level, seed)
     return Fit(
         guess={n: guess[n] for n in space.names}, best=space.params(best), loss=lowest, level=level,
         errors=tuple(errors), runs=tuple(run.name for run in runs), rows=tuple(len(run) for run in runs),
         set_aside=tuple((run.name, *row) for run in runs for row in run.set_aside),
-        pairs=tuple(metrics(run, found) for run, found in zip(runs, base)), **tables,
+        pairs=tuple(
+            {part: metrics(run, found, rows) for part, rows in (("fitted", keep), ("held_out", ~keep)) if rows.any()}
+            for run, found, keep in zip(runs, base, problem.fitted)
+        ), **tables,
     )  # fmt: skip
 
 
@@ -223,8 +258,8 @@ def _check_arguments(runs: list[RunData], bounds: Mapping[str, Any], guess: Mapp
 
 
 def _search(score: Callable[[np.ndarray], Scored], space: Space, begin: np.ndarray, population: int, generations: int,
-            sigma: float, seed: int, method: str, tell: Callable[[str], None], k: int) -> tuple[np.ndarray, float]:
-    """The best candidate of one search and its loss; ends early when eight generations bring less than a percent."""
+            sigma: float, seed: int, method: str, tell: Callable[[str], None], k: int) -> np.ndarray:
+    """The best candidate of one search; ends early when eight generations bring less than a percent."""
     optimiser = OPTIMISERS[method](space, begin, population, sigma, seed)
     best: tuple[np.ndarray, float] = (begin, np.inf)
     history: list[float] = []
@@ -238,108 +273,7 @@ def _search(score: Callable[[np.ndarray], Scored], space: Space, begin: np.ndarr
         if scored.losses[i] < best[1]:
             best = (points[i].copy(), float(scored.losses[i]))
         history.append(best[1])
-        tell(f"start {k} generation {g:3}  loss {best[1]:.5f}  " + _numbers(space, best[0]))
+        tell(f"start {k} generation {g:3}  loss {best[1]:.5f}  " + numbers(space, best[0]))
         if len(history) > 8 and history[-9] - history[-1] < 0.01 * history[-1]:
             break
-    return best
-
-
-#: Spreads of the clouds around the best candidate, in logs, from the first to the least.
-WIDEST, NARROWEST = 0.2, 0.07
-#: Rounds of a cloud and steps from it; candidates of a cloud, per population; rounds at the bottom.
-ROUNDS, CLOUD, BOTTOM = 8, 2, 5
-#: Candidates count for the slopes up to this many spreads from the point in each parameter.
-NEAR = 2.5
-#: The end of the last rounds counts unless its loss is so many times that of the best candidate.
-WORSE = 3.0
-
-
-def _polish(score: Callable[[np.ndarray], Scored], space: Space, best: tuple[np.ndarray, float], population: int,
-            rng: np.random.Generator, tell: Callable[[str], None], k: int) -> tuple[Local, np.ndarray, float]:
-    """The bottom of the loss by least squares on residuals that are linear in a cloud of candidates.
-
-    Rounds with wide clouds try steps of several dampings and lengths at once, and keep the best candidate. The loss
-    has steps of its own (a request more or less in an iteration moves many), and the best of many candidates is the
-    luckiest one: so the last rounds go where the slopes of all candidates around say, whatever the loss there.
-    """
-    n = len(space.names)
-    spread, size = WIDEST, max(CLOUD * population, 4 * n)
-    known: list[Scored] = []
-
-    def around(at: np.ndarray) -> Local:
-        half = rng.standard_normal((size // 2, n))
-        points = space.clip(at + spread * np.concatenate([half, -half]))
-        points[0] = at
-        known.append(score(points))
-        return linear(known, at, NEAR * spread)
-
-    for _ in range(ROUNDS):
-        local = around(best[0]).robust()
-        known.append(score(_steps(space, best[0], local.value, local.slope, spread, population)))
-        before = best[1]
-        for scored in known[-2:]:
-            i = int(np.argmin(scored.losses))
-            if scored.losses[i] < best[1]:
-                best = (scored.points[i].copy(), float(scored.losses[i]))
-        tell(f"start {k} polish {spread:5.3f}      loss {best[1]:.5f}  " + _numbers(space, best[0]))
-        if best[1] > 0.97 * before:
-            if spread <= NARROWEST:
-                break
-            spread = max(spread / 2.0, NARROWEST)
-    at, spread = best[0], NARROWEST
-    for _ in range(BOTTOM):
-        step = around(at).robust().step()
-        # shortened as a whole: cut in each parameter alone it would leave the ridge of a sum
-        at = space.clip(at + step * min(1.0, spread / max(np.abs(step).max(), 1e-300)))
-        tell(f"start {k} bottom {spread:5.3f}                    " + _numbers(space, at))
-    known.append(score(at[None]))
-    loss = float(known[-1].losses[0])
-    if loss > WORSE * best[1]:  # the slopes led astray
-        at, loss = best
-    return linear(known, at, NEAR * spread), at, loss
-
-
-def _steps(space: Space, at: np.ndarray, value: np.ndarray, slope: np.ndarray, spread: float, count: int) -> np.ndarray:
-    """Where least squares would go, `[count, free]`: a grid of dampings (strong to none) and lengths."""
-    from scipy.optimize import lsq_linear
-
-    reach = 4.0 * spread
-    low, high = np.maximum(space.low - at, -reach) - 1e-12, np.minimum(space.high - at, reach) + 1e-12
-    scale = np.linalg.norm(slope, axis=0).max()
-    lengths = (1.0, 0.5, 0.25, 0.1)
-    found = []
-    for damping in np.append(np.geomspace(0.3, 0.003, -(-count // len(lengths)) - 1), 0.0):
-        rows = np.concatenate([slope, damping * scale * np.eye(len(at))])
-        step = lsq_linear(rows, np.concatenate([-value, np.zeros(len(at))]), bounds=(low, high)).x
-        found += [space.clip(at + length * step) for length in lengths]
-    return np.stack(found[-count:])
-
-
-def linear(known: Sequence[Scored], at: np.ndarray, reach: float) -> Local:
-    """Residuals at a point and their slopes, by least squares over the finished candidates within `reach` of it.
-
-    Curvature is taken out where there are candidates enough.
-
-    **Raises:** `ValueError` where too few finish their runs.
-    """
-    points = np.concatenate([scored.points for scored in known]) - at
-    residuals = np.concatenate([scored.residuals for scored in known])
-    keep = ~np.isnan(residuals).any(axis=1) & (np.abs(points) <= reach).all(axis=1)
-    near = points[keep]
-    one = np.ones((len(near), 1))
-    pairs = [near[:, i] * near[:, j] for i in range(len(at)) for j in range(i, len(at))]
-    design = np.concatenate([one, near], axis=1)
-    if len(near) >= 2 * (design.shape[1] + len(pairs)):
-        # without the curvature, waiting times, which bend upwards, would seem too long at the point itself
-        design = np.concatenate([design, np.stack(pairs, axis=1)], axis=1)
-    free = len(near) - design.shape[1]
-    if free < 2:
-        raise ValueError("too few candidates near the best finish their runs: give other bounds or a first guess")
-    solution = np.linalg.lstsq(design, residuals[keep], rcond=None)[0]
-    variance = ((residuals[keep] - design @ solution) ** 2).sum(axis=0) / free
-    slopes = slice(1, 1 + len(at))
-    return Local(solution[0], solution[slopes].T, variance, np.linalg.pinv(design.T @ design)[slopes, slopes])
-
-
-def _numbers(space: Space, x: np.ndarray) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in space.params(x).items())
+    return best[0]

@@ -47,7 +47,7 @@ ARITY: dict[str, int] = {
     "Min": 2, "Max": 2, "Abs": 1, "Floor": 1, "Ceil": 1, "Sqrt": 1, "Exp": 1, "Ln": 1,
 }
 DRAW_ARITY: dict[str, int] = {"Exp": 1, "Det": 1, "Uniform": 2, "Erlang": 2, "H2": 2, "Bernoulli": 1}
-#: Variables of a cost that serQ does not have, read in a cost alone.
+#: Variables of a cost that serQ does not have, read in a cost, and in a claim over its iterations.
 COST_ONLY = ("Nsch", "PrefillPositions", "LeastDecode", "MostDecode")
 CONTEXT_NAMES: tuple[str, ...] = get_args(ContextName)
 

@@ -13,10 +13,13 @@ All classes are frozen and hashable; `structure` (structure.py) separates the nu
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from ..errors import nearest
 from .expr import Amount, Ctx, Expr, Num, Number, Resource
 from .grids import Grid
 
@@ -682,3 +685,15 @@ class Program(Part, frozen=True, kw_only=True, weakref=True):
     gauges: tuple[Gauge, ...] = ()
     claims: tuple[Claim, ...] = ()
     tables: tuple[Grid, ...] = ()
+
+    def with_params(self, params: Mapping[str, float]) -> Program:
+        """The program with other values of its named parameters; see `serqjax.with_params`."""
+        for name, value in params.items():
+            if name not in (known := {parameter.name for parameter in self.params}):
+                raise ValueError(f"{name} is no parameter of {self.name}: {nearest(name, known) or 'it has none'}")
+            if not math.isfinite(value):
+                raise ValueError(f"{name}={value}: a finite number is needed")
+        changed = tuple(
+            msgspec.structs.replace(p, value=float(params[p.name])) if p.name in params else p for p in self.params
+        )
+        return msgspec.structs.replace(self, params=changed) if params else self

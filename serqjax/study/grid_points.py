@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, final
 
 from .. import ir, sources, traces
-from ..builder import Origin, nearest, origin
+from ..builder import Origin, origin
+from ..errors import nearest
 from ..overrides import with_params
 
 #: A value of a varied name.

@@ -69,7 +69,7 @@ class Grid:
         import numpy as np
         import polars
 
-        from ..builder import nearest
+        from ..errors import nearest
         from ..report.censoring import over_seeds
         from ..report.summary import LEFT_OUT
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from ..builder import nearest
+from ..errors import nearest
 from ..ir.program import Program
 from ..ir.structure import number
 from ..report.censoring import Censored, Estimate, Sample

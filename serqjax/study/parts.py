@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from .. import ir
-from ..builder import nearest
+from ..errors import nearest
 from ..ir.expr import Param, Sample
 from ..ir.structure import walk
 from ..overrides import with_params
