@@ -1,8 +1,8 @@
 """Does the answer of `capacity` hold for seeds that it has not seen? A vLLM engine, 3 % below and above its answer.
 
-The largest request rate with a 99th percentile of TTFT below 500 ms is searched with some seeds. Then fresh seeds run at
-0.97 and at 1.03 times the answer: at the first the target is to be met, at the second to be missed. A run holds if
-the goodput of all its requests together is at least 99 %; unfinished requests count as misses.
+The largest request rate with a 99th percentile of TTFT below 500 ms is searched with some seeds. Then fresh seeds run
+at 0.97 and at 1.03 times the answer: at the first the target is to be met, at the second to be missed. It is met if the
+goodput of all requests of these seeds together is at least 99 %; unfinished requests count as misses.
 
     python experiments/capacity_vllm.py --out experiments/results/capacity_vllm.json
 """

@@ -20,7 +20,8 @@ NAMES = ("capacity", "comparison", "fit", "grid", "replay")
 
 def execute(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
-    return subprocess.run([sys.executable, folder / "execute.py", *words], env=environment, capture_output=True, text=True)
+    command = [sys.executable, folder / "execute.py", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_there_is_one_for_every_kind_of_study() -> None:

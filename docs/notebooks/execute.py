@@ -3,8 +3,8 @@
     python docs/notebooks/execute.py [NAME]...            # written back with what they gave
     python docs/notebooks/execute.py --check [NAME]...    # what they print is what they have: exit code 1 if not
 
-Outputs are kept in the files, so that they can be read where nothing is installed. Results do not depend on the machine;
-pictures and tables are drawn by libraries whose versions differ, so only printed lines are compared.
+Outputs are kept in the files, so that they can be read where nothing is installed. Results do not depend on the
+machine; pictures and tables are drawn by libraries whose versions differ, so only printed lines are compared.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def capacity_figure(found: Capacity) -> Figure:
         if any(none):
             ax.plot(x[none], shown[none], "v", color="white", markeredgecolor=COLOURS[0], markersize=6, zorder=3,
                     label="none missed: at most about this")
-            ax.legend(frameon=False, fontsize=8, loc="lower right")
+            ax.legend(frameon=False, fontsize=8, loc="upper left")
         ax.axhline(unit if slo.of_shares else slo.bound, color=LIMIT, linestyle="--", linewidth=1.2)
         ax.annotate("allowed", (0.99, unit if slo.of_shares else slo.bound), xycoords=("axes fraction", "data"),
                     xytext=(0, 3), textcoords="offset points", color=LIMIT, fontsize=8, ha="right")
