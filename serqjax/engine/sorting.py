@@ -35,5 +35,5 @@ def order_of(keys: Array) -> Array:
         stays = jnp.where((other > place) == ascending, less, ~less)
         return jnp.where(stays, key, its_key), jnp.where(stays, row, its_row)
 
-    padded = jnp.full((size,), FAR, jnp.int64).at[:n].set(keys)
+    padded = jnp.concatenate([keys, jnp.full((size - n,), FAR, jnp.int64)]) if size > n else keys
     return lax.fori_loop(0, len(stages), stage, (padded, place))[1][:n]
