@@ -54,9 +54,9 @@ def draw_against(ax: Axes, frame: Any, x: str, y: str, *, lines: str | None = No
     **Arguments:** `lines`: a column, one curve for each of its values. `limit`: a target as a line, in the unit of `y`;
     `scale`: what values are multiplied with (1000: ms). `label`: of the vertical axis.
 
-    Where the largest is more than `WIDE` times the least, the axis is logarithmic. A value that a seed does not know (it
-    lies among unfinished requests) stands at its lower bound, as an open triangle; where there is no bound a cross at
-    the top stands for it.
+    Where the largest is more than `WIDE` times the least, the axis is logarithmic. A value that a seed does not know
+    (it lies among unfinished requests) stands at its lower bound, as an open triangle; where there is no bound a cross
+    at the top stands for it.
     """
     groups: list[tuple[str, Any]] = [("", frame)]
     drawn: list[float] = [] if limit is None else [limit]
