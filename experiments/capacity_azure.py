@@ -2,7 +2,8 @@
 cache?
 
 The recorded times are divided by the rate scale: 1 is the hour as it was, 2 the same requests in half an hour. Every
-scale is one replay of all 19,366 requests; the intervals are by a block bootstrap of arrival windows of one minute.
+scale is one replay of all 19,366 requests, ended early where the target is missed for good; the intervals are by a
+block bootstrap of arrival windows of one minute.
 
     python experiments/capacity_azure.py --trace AzureLLMInferenceTrace_conv.csv --out azure.html
 
@@ -12,6 +13,8 @@ The trace: https://github.com/Azure/AzurePublicDataset (CC-BY 4.0; Patel et al.,
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -27,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trace", default="../shared/data/azure_llm_2023_conv.csv", help="the trace as a CSV file")
     parser.add_argument("--out", type=Path, help="write the page to this HTML file")
+    parser.add_argument("--json", type=Path, help="write the answers, what was tried and how long it took to this file")
     parser.add_argument("--between", type=float, nargs=2, default=(0.25, 1.5), metavar=("LEAST", "LARGEST"))
     parser.add_argument("--window", type=float, default=60.0, help="seconds of an arrival window (default: 60)")
     options = parser.parse_args(argv)
@@ -59,7 +63,12 @@ def main(argv: list[str] | None = None) -> int:
         page = capacity_page(found, title="Azure conversation trace: largest rate scale")
         options.out.write_text(page, encoding="utf-8")
         print(f"\npage written to {options.out}")
-    print(f"{time.monotonic() - begun:.0f} s")
+    spent = {"wall_s": round(time.monotonic() - begun, 1), "processor_s": round(time.process_time(), 1),
+             "cores": len(os.sched_getaffinity(0))}
+    if options.json is not None:
+        document = {"answers": [answer.to_document() for answer in found], **spent, "load_average": os.getloadavg()[0]}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"{spent['wall_s']:.0f} s, {spent['processor_s']:.0f} s of processor time")
     return 0
 
 

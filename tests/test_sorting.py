@@ -54,3 +54,9 @@ def test_both_ways_to_write_many_elements(seed):
         else:
             numpy_write(expected[1], places[inside], 5 if write is add_at else values[inside])
         assert loop.tolist() == scatter.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("n", [100, 512])
+def test_sorting_needs_no_scatter(n):
+    """The engine's own code generator has none of several rows, and XLA's keeps a loop from being one function."""
+    assert "scatter" not in str(jax.make_jaxpr(order_of)(jnp.zeros((n,), jnp.int64)))

@@ -35,5 +35,5 @@ def order_of(keys: Array) -> Array:
         stays = jnp.where((other > place) == ascending, less, ~less)
         return jnp.where(stays, key, its_key), jnp.where(stays, row, its_row)
 
-    padded = lax.dynamic_update_slice(jnp.full((size,), FAR, jnp.int64), keys, (0,))
+    padded = jnp.concatenate([keys, jnp.full((size - n,), FAR, jnp.int64)]) if size > n else keys
     return lax.fori_loop(0, len(stages), stage, (padded, place))[1][:n]

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ..study.capacity import Capacity
 
 
+#: Values so far apart cannot be read on a linear axis.
+WIDE = 30.0
+
+
 def known_or_bound(frame: Any, y: str) -> tuple[np.ndarray, np.ndarray]:
     """Column `y`, where it is null its lower bound in the column `..._at_least_s` (NaN without one); and which are
     bounds."""
@@ -50,15 +54,18 @@ def draw_against(ax: Axes, frame: Any, x: str, y: str, *, lines: str | None = No
     **Arguments:** `lines`: a column, one curve for each of its values. `limit`: a target as a line, in the unit of `y`;
     `scale`: what values are multiplied with (1000: ms). `label`: of the vertical axis.
 
-    A value that a seed does not know (it lies among unfinished requests) stands at its lower bound, as an open
-    triangle; where there is no bound a cross at the top stands for it.
+    Where the largest is more than `WIDE` times the least, the axis is logarithmic. A value that a seed does not know
+    (it lies among unfinished requests) stands at its lower bound, as an open triangle; where there is no bound a cross
+    at the top stands for it.
     """
     groups: list[tuple[str, Any]] = [("", frame)]
+    drawn: list[float] = [] if limit is None else [limit]
     if lines is not None:
         groups = [(f"{lines} {v:g}" if isinstance(v, (int, float)) else str(v), frame.filter(frame[lines] == v))
                   for v in frame[lines].unique().sort().to_list()]
     for (name, rows), colour in zip(groups, COLOURS * (len(groups) // len(COLOURS) + 1)):
         at, mean, low, high, bounded = over_seeds(rows, x, y)
+        drawn += mean[np.isfinite(mean)].tolist()
         ax.fill_between(at, low * scale, high * scale, color=colour, alpha=0.2, linewidth=0)
         ax.plot(at, mean * scale, color=colour, marker="o", markersize=3.5, linewidth=1.8, label=name or None)
         ax.plot(at[bounded], mean[bounded] * scale, "^", color="white", markeredgecolor=colour, markersize=6, zorder=3)
@@ -68,8 +75,11 @@ def draw_against(ax: Axes, frame: Any, x: str, y: str, *, lines: str | None = No
                     transform=ax.get_xaxis_transform(), clip_on=False)
     if limit is not None:
         ax.axhline(limit * scale, color=LIMIT, linestyle="--", linewidth=1.2)
-        ax.annotate(limit_label, (0.01, limit * scale), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                    textcoords="offset points", color=LIMIT, fontsize=8)
+        ax.annotate(limit_label, (0.99, limit * scale), xycoords=("axes fraction", "data"), xytext=(0, 3),
+                    textcoords="offset points", color=LIMIT, fontsize=8, ha="right")
+    if drawn and min(drawn) > 0 and max(drawn) / min(drawn) > WIDE:
+        ax.set_yscale("log")
+        plain_numbers(ax.yaxis)
     ax.set_xlabel(x)
     ax.set_ylabel(label or y)
     if lines is not None:
@@ -95,7 +105,7 @@ def draw_heat(ax: Axes, frame: Any, x: str, y: str, value: str, *, label: str = 
         for j in range(len(xs)):
             known = np.isfinite(cells[i, j])
             colour = "0.3" if not known else "white" if shade[i, j] < 0.6 else "black"
-            text = f"{'> ' if bounded[i, j] else ''}{cells[i, j]:.3g}" if known else "?"
+            text = f"{'> ' if bounded[i, j] else ''}{_in_words(cells[i, j])}" if known else "?"
             ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
     ax.set_xticks(range(len(xs)), [f"{v:g}" if isinstance(v, (int, float)) else str(v) for v in xs])
     ax.set_yticks(range(len(ys)), [f"{v:g}" if isinstance(v, (int, float)) else str(v) for v in ys])
@@ -104,6 +114,11 @@ def draw_heat(ax: Axes, frame: Any, x: str, y: str, value: str, *, label: str = 
     ax.set_title(f"{label or value}   (>: at least, some lie among unfinished requests)" if bounded.any()
                  else label or value, loc="left", fontsize=10)
     return ax
+
+
+def _in_words(value: float) -> str:
+    """Three digits, or all of a large number, and no exponent of either."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def pareto(x: np.ndarray, y: np.ndarray, *, less_x: bool = True, less_y: bool = True) -> np.ndarray:
@@ -126,10 +141,16 @@ def draw_pareto(ax: Axes, frame: Any, x: str, y: str, *, less_y: bool = True, la
     order = np.argsort(xs[front], kind="stable")
     ax.step(xs[front][order], ys[front][order], where="post", color=COLOURS[0], linewidth=1.5)
     ax.plot(xs[front], ys[front], "o", color=COLOURS[0], markersize=6, label="Pareto front")
-    for row, (a, b) in zip(frame.filter(front).iter_rows(named=True), zip(xs[front], ys[front])):
+    named: dict[tuple[float, float], list[str]] = {}
+    for row, place in zip(frame.filter(front).iter_rows(named=True), zip(xs[front].tolist(), ys[front].tolist())):
         words = ", ".join(f"{name} {row[name]:g}" if isinstance(row[name], (int, float)) else str(row[name])
                           for name in labels)
-        ax.annotate(words, (a, b), xytext=(7, 5), textcoords="offset points", fontsize=8)
+        named.setdefault(place, []).append(words)
+    for place, (words, *others) in named.items():
+        more = f" (and {len(others)} equal)" if others else ""
+        ax.annotate(words + more, place, xytext=(7, 5), textcoords="offset points", fontsize=8)
+    if np.all(xs == np.round(xs)):
+        ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel(x)
     ax.set_ylabel(label or y)
     ax.margins(x=0.15, y=0.12)
@@ -160,7 +181,7 @@ def capacity_figure(found: Capacity) -> Figure:
         if any(none):
             ax.plot(x[none], shown[none], "v", color="white", markeredgecolor=COLOURS[0], markersize=6, zorder=3,
                     label="none missed: at most about this")
-            ax.legend(frameon=False, fontsize=8, loc="lower right")
+            ax.legend(frameon=False, fontsize=8, loc="upper left")
         ax.axhline(unit if slo.of_shares else slo.bound, color=LIMIT, linestyle="--", linewidth=1.2)
         ax.annotate("allowed", (0.99, unit if slo.of_shares else slo.bound), xycoords=("axes fraction", "data"),
                     xytext=(0, 3), textcoords="offset points", color=LIMIT, fontsize=8, ha="right")

@@ -174,7 +174,7 @@ def _curves(frame: Any, vary: list[str], limits: dict[str, Slo]) -> list[Section
     if not numeric or frame[numeric[0]].n_unique() < 2 or not columns:
         return []
     x = numeric[0]
-    others = sorted((n for n in vary if n != x), key=lambda n: frame[n].n_unique())
+    others = sorted((n for n in vary if n != x), key=lambda n: -frame[n].n_unique())
     lines = next((n for n in others if frame[n].n_unique() <= 7), None)
     fixed = [n for n in others if n != lines]
     pictures = []
@@ -223,13 +223,18 @@ def _front(frame: Any, vary: list[str]) -> list[Section]:
     column = next((c for c in ("ttft_p99_s", "e2e_p99_s") if c in frame.columns), None)
     if "gpus" not in vary or column is None:
         return []
-    points = _means(frame, ["gpus", *(n for n in vary if n != "gpus")], [column]).drop_nulls()
+    # what arrives is not chosen: all points are of the largest load
+    loads = [n for n in vary if n.endswith("rate") and _numeric(frame, n)]
+    for name in loads:
+        frame = frame.filter(frame[name] == frame[name].max())
+    chosen = [n for n in vary if n not in ("gpus", *loads)]
+    points = _means(frame, ["gpus", *chosen], [column]).drop_nulls()
     if not points.height:
         return []
     fig = new_figure(6.5, 4.0)
-    draw_pareto(fig.subplots(), points, "gpus", column, labels=[n for n in vary if n != "gpus"],
-                label=SHOWN[column][0], scale=SHOWN[column][1])
-    return [Section("GPUs against latency", pictures=(_drawn(fig, "A dot is a point of the grid."),))]
+    draw_pareto(fig.subplots(), points, "gpus", column, labels=chosen, label=SHOWN[column][0], scale=SHOWN[column][1])
+    held = "".join(f" {n} = {cell(frame[n].max())}." for n in loads)
+    return [Section("GPUs against latency", pictures=(_drawn(fig, f"A dot is a point of the grid.{held}"),))]
 
 
 def _means(frame: Any, names: list[str], columns: list[str]) -> Any:
