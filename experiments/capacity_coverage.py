@@ -58,17 +58,18 @@ def ask(repetition: int) -> Capacity:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--repetitions", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="number of the first repetition, which sets its seeds")
     parser.add_argument("--out", type=Path, help="a JSON line each; those that are there stay")
     options = parser.parse_args(argv)
     sq.use_compilation_cache()
     rows = []
     if options.out is not None and options.out.exists():
         rows = [json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]
-    for repetition in range(len(rows), options.repetitions):
+    for repetition in range(options.first + len(rows), options.first + options.repetitions):
         found = ask(repetition)
         low, high = found.interval
-        row = {"repetition": repetition, "value": round(found.value, 4), "interval": [round(low, 4), round(high, 4)],
-               "holds": bool(low <= TRUE_RATE <= high)}
+        row = {"repetition": repetition, "verdict": found.verdict, "value": round(found.value, 4),
+               "interval": [round(low, 4), round(high, 4)], "holds": bool(low <= TRUE_RATE <= high)}
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.out is not None:

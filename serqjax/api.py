@@ -206,22 +206,19 @@ def run_many(
     **Raises:** `ProgramError` with the problems of all programs that are not valid or that the engine cannot run,
     before anything runs; `ValueError` for an argument; `KeyboardInterrupt` if it was interrupted.
     """
-    every = list(programs)
+    options = {"trace": trace, "check": check, "stop_on_verdict": stop_on_verdict, "coalesce": coalesce}
+    return run_all(list(programs), seeds, progress=progress or NoProgress(), **options)
+
+
+def run_all(every: list[ir.Program], seeds: Iterable[int] | None, **options: Any) -> list[Run]:
+    """`run_many` with every option of the engine's `simulate_many`."""
     chosen = [prog.seed for prog in every] if seeds is None else _whole_seeds(seeds)
     if len(chosen) != len(every):
         raise ValueError(f"{len(every)} programs and {len(chosen)} seeds: give one seed per program")
     _check_all(every)
     if not every:
         return []
-    raws = _simulate_many(
-        every,
-        chosen,
-        trace=trace,
-        check=check,
-        stop_on_verdict=stop_on_verdict,
-        coalesce=coalesce,
-        progress=progress or NoProgress(),
-    )
+    raws = _simulate_many(every, chosen, **options)
     missing = sum(raw is None for raw in raws)
     if missing:
         raise KeyboardInterrupt(f"interrupted: {missing} of {len(every)} programs had not finished")

@@ -18,12 +18,15 @@ from compare_runs import run_oracle
 import serqjax as sq
 from serqjax import ir
 from serqjax._cli import call
+from serqjax.engine import host
+from serqjax.engine.state import Capacities
 from serqjax.ir.expr import Attr, Binary, Num, Param, Sample
 from serqjax.overrides import with_params
 from serqjax.report.raw import RequestStatus
-from serqjax.study.capacity import bend, crossings
+from serqjax.study.capacity import Search, bend, crossings
+from serqjax.study.capacity_replay import first_crossings
 from serqjax.study.metrics import metric, quantity
-from serqjax.study.parts import draws, window_of
+from serqjax.study.parts import Probe, Repeats, at, draws, window_of
 from serqjax.study.precision import jackknife, leave_one_out, more_seeds, mser5, percentile_bootstrap, resamples
 from serqjax.study.slo import slo
 
@@ -217,6 +220,23 @@ def test_the_crossing_of_a_line() -> None:
     assert bend(x, np.array([-1.0, 0.5, 1.0])) > 0.1
 
 
+def test_the_first_crossing_of_points() -> None:
+    x = np.array([1.0, 2.0, 4.0])
+    y = np.array([[-1.0, 1.0, 3.0], [-1.0, -1.0, 1.0], [1.0, -1.0, 2.0], [-3.0, -2.0, -1.0]])
+    assert first_crossings(x, y).tolist() == [1.5, 3.0, 1.0, math.inf]
+
+
+def test_one_seed_with_all_the_misses_is_no_miss() -> None:
+    """29 of 18,400 requests miss, 1 % may; the logarithm of the share, freed of bias, says more than 1 %."""
+    program = queue()
+    repeats = Repeats(program, "request_rate", (slo("e2e.p99<5s"),), 0, 0)
+    search = Search(repeats, 0.1, 1.0, 0.95, 0.02, 512)
+    misses = np.array([0.0, 0, 0, 0, 0, 0, 0, 29])
+    probe = Probe(0.4, [misses], [np.full(8, 2300.0)], np.zeros(8))
+    assert jackknife(search.excess([probe], 0)[:, 0], 0.95).value > 0
+    assert search.worst(probe)[0] == pytest.approx(math.log(29.5 / 18401 / 0.01))
+
+
 def test_what_draws() -> None:
     assert draws(queue())
     assert not draws(listed())
@@ -300,6 +320,22 @@ def test_capacity_of_a_replay_draws_windows() -> None:
         ))
         assert np.mean(run.requests["e2e_s"] >= 4.0) == pytest.approx(0.05, abs=0.02)
     assert both[1].value > both[0].value
+
+
+def test_a_replay_that_has_missed_for_sure_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under overload more sessions wait than the first table holds, and more misses are known than all may have."""
+    monkeypatch.setattr(host.Batch, "auto", lambda self: Capacities(slots=32))
+    program, name = listed(), "misses e2e.p95<4s"
+    one = sq.capacity(program, over="rate_scale", between=(0.3, 3.0), slo="e2e.p95<4s")
+    assert one.verdict == "found" and one.interval[0] < one.value < one.interval[1]
+    cut = [row for row in one.rows if row["cut"]]
+    assert cut and all(row["rate_scale"] > one.value for row in cut)
+    for row in cut:
+        whole = sq.run(at(program, "rate_scale", row["rate_scale"]))
+        assert 0.05 * 400 < row[name] <= np.sum(whole.requests["e2e_s"] >= 4.0)
+    near = [row["rate_scale"] for row in one.rows if abs(row["rate_scale"] / one.value - 1) < 0.02]
+    assert len(near) >= 2, "the answer lies between two replays that are close together"
+    assert "ended early" in str(one)
 
 
 # ---------------------------------------------------------------- comparison

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serqjax.engine.access import FAR
+from serqjax.engine.access import FAR, OneByOne, Together
 from serqjax.engine.livelock import _places
+from serqjax.engine.scatter import add_at, min_at, set_at
 from serqjax.engine.sorting import order_of
 
 
@@ -21,10 +24,33 @@ def test_order_is_that_of_a_stable_sort(n):
         assert np.asarray(order).tolist() == np.argsort(keys, kind="stable").tolist()
 
 
+@pytest.mark.parametrize("lanes", [OneByOne(), Together()], ids=["one_by_one", "together"])
 @pytest.mark.parametrize("n", [256, 257, 600])  # each with each, and sorted
-def test_places_of_a_fingerprint(n):
+def test_places_of_a_fingerprint(n, lanes):
     rng = np.random.default_rng(n)
     sequence, mask = rng.permutation(10 * n)[:n], rng.random(n) < 0.5
     expected = np.full(n, -1)
     expected[mask] = np.argsort(np.argsort(sequence[mask]))
-    assert np.asarray(jax.jit(_places)(jnp.asarray(sequence), jnp.asarray(mask))).tolist() == expected.tolist()
+    places = jax.jit(functools.partial(_places, lanes))
+    assert np.asarray(places(jnp.asarray(sequence), jnp.asarray(mask))).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_ways_to_write_many_elements(seed):
+    """As a loop and as a scatter; places past the end write nothing, and a place may come twice."""
+    rng = np.random.default_rng(seed)
+    table, places = rng.integers(0, 99, (3, 20)), rng.integers(0, 25, 12)
+    values = places * 2  # a place that comes twice gets one value
+    for write, numpy_write in ((add_at, np.add.at), (min_at, np.minimum.at), (set_at, None)):
+        value = 5 if write is add_at else jnp.asarray(values)
+        loop, scatter = (
+            np.asarray(jax.jit(functools.partial(write, lanes, row=1))(jnp.asarray(table), places=places, **{
+                "value" if write is add_at else "values": value}))
+            for lanes in (OneByOne(), Together())
+        )  # fmt: skip
+        expected, inside = table.copy(), places < 20
+        if numpy_write is None:
+            expected[1, places[inside]] = values[inside]
+        else:
+            numpy_write(expected[1], places[inside], 5 if write is add_at else values[inside])
+        assert loop.tolist() == scatter.tolist() == expected.tolist()

@@ -22,6 +22,7 @@ from .access import FAR, SLOT_BITS, load, load_at, pack, store_at, unpack_slot
 from .expr import Env, Value, evaluate
 from .faults import Fault
 from .lane import Lane
+from .scatter import add_at, min_at, set_at
 from .sorting import order_of
 
 EPS = 1e-9
@@ -183,7 +184,7 @@ class Found:
         same = (content != 0) & (place < most) & (contents[jnp.clip(place, 0, most - 1)] == content)
         key = pack(w.block_named[k] >> SLOT_BITS, rows)
         at = jnp.where(same, place, most)
-        self.first = jnp.full((most,), FAR, jnp.int64).at[at].min(key, mode="drop")
+        self.first = min_at(w.lanes, jnp.full((1, most), FAR, jnp.int64), 0, at, key)[0]
         missing = self.first >= FAR
         self.run = jnp.where(jnp.any(missing), jnp.argmax(missing), most)
         self.held = w.block_count[k][self.blocks()] > 0
@@ -237,8 +238,8 @@ def share(w: Lane, pool: int, slot: Array, found: Found, hits: Value, caches: Ar
     mine = on & (jnp.arange(found.first.shape[0]) < hits)
     at = jnp.where(mine, found.blocks(), w.block_count.shape[1])
     revived = jnp.sum(mine & ~found.held)
-    w.s["block_count"] = w.block_count.at[k, at].add(1, mode="drop")
-    w.s["block_free"] = w.block_free.at[k, at].set(FAR, mode="drop")
+    w.s["block_count"] = add_at(w.lanes, w.block_count, k, at, 1)
+    w.s["block_free"] = set_at(w.lanes, w.block_free, k, at, FAR)
     _store_row(w, "held", k, slot, jnp.where(mine, found.blocks(), _row(w, "held", k, slot)))
     for name in ("held_n", "held_found", "held_named"):
         _put(w, name, k, slot, hits, on)
@@ -329,8 +330,8 @@ def name(w: Lane, pool: int, slot: Array, which: Array) -> None:
     k = w.plan.by_content.index(pool)
     places = jnp.arange(which.shape[0])
     at = jnp.where(which, _row(w, "held", k, slot), w.block_count.shape[1])
-    w.s["block_content"] = w.block_content.at[k, at].set(_row(w, "chain", k, slot), mode="drop")
-    w.s["block_named"] = w.block_named.at[k, at].set(pack(w.block_seq + places, places), mode="drop")
+    w.s["block_content"] = set_at(w.lanes, w.block_content, k, at, _row(w, "chain", k, slot))
+    w.s["block_named"] = set_at(w.lanes, w.block_named, k, at, pack(w.block_seq + places, places))
     w.block_seq = w.block_seq + which.shape[0]
 
 
@@ -355,15 +356,17 @@ def give_back(w: Lane, pool: int, slot: Array, keep: Value, on: Array) -> Array:
     mine = on & (places < n)
     block = _row(w, "held", k, slot)
     at = jnp.where(mine, block, rows)
-    w.s["block_count"] = w.block_count.at[k, at].add(-1, mode="drop")
+    w.s["block_count"] = add_at(w.lanes, w.block_count, k, at, -1)
     gone = mine & (w.block_count[k][block] == 0)
     forgets = gone & (places >= kept)
-    w.s["block_content"] = w.block_content.at[k, jnp.where(forgets, block, rows)].set(0, mode="drop")
+    w.s["block_content"] = set_at(w.lanes, w.block_content, k, jnp.where(forgets, block, rows), 0)
     full = gone & (w.block_content[k][block] != 0)
     # the last block of a release is the first to be given out again
     place = w.block_seq + (n - 1 - places)
     empty = place if spec.uncached == "in_order" else jnp.full_like(place, -1)
-    w.s["block_free"] = w.block_free.at[k, jnp.where(gone, block, rows)].set(jnp.where(full, place, empty), mode="drop")
+    w.s["block_free"] = set_at(
+        w.lanes, w.block_free, k, jnp.where(gone, block, rows), jnp.where(full, place, empty)
+    )
     w.block_seq = w.block_seq + places.shape[0]
     w.add("used", pool, -size * jnp.sum(gone), on)
     w.add("cached", pool, size * jnp.sum(full), on)
@@ -402,7 +405,7 @@ def fingerprint(w: Lane, mix: Callable[[Array], Array], live: Array) -> Array:
         # of each row the session that holds it
         sessions = jnp.arange(live.shape[0])
         rows = jnp.where(live & (w.held_row[k] >= 0), w.held_row[k], w.held.shape[1])
-        owner = jnp.full((w.held.shape[1],), -1, jnp.int64).at[rows].set(sessions, mode="drop")
+        owner = set_at(w.lanes, jnp.full((1, w.held.shape[1]), -1, jnp.int64), 0, rows, sessions)[0]
         count = jnp.where(owner >= 0, w.held_n[k][jnp.maximum(owner, 0)], 0)
         inside = jnp.arange(w.held.shape[2]) < count[:, None]
         block = w.held[k]

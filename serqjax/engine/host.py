@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,14 +38,15 @@ from .plan import Plan
 from .result import Drained, raw_run
 from .state import RUNNING, Capacities, fields
 from .step import Config, action_margin
-from .tables import likely_sessions, recordings, session_data, ticks
+from .tables import likely_sessions, recordings, rows_of, session_data, ticks
+from .units import Once, unit_sizes
 from .xla import prepare
 
 #: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
 TURNS_A_CALL = 10_000
 #: Units of the largest blocks that windows are used with.
 MOST_PHASES = 256
-#: Instances of one unit of work on a CPU. One size for every batch, so that a program compiles once.
+#: Lanes of one unit of work on a CPU. One number for every batch, so that a program compiles once.
 UNIT = 16
 #: Listed sessions up to which all may have a row each.
 MOST_LISTED = 32_768
@@ -54,14 +56,14 @@ _learned: dict[Plan, Capacities] = {}
 
 
 @contextlib.contextmanager
-def teaches_nothing() -> Iterator[None]:
-    """Runs inside, overloaded ones for example, do not change the sizes of tables with which later runs begin."""
+def teaches_no_slots() -> Iterator[None]:
+    """Runs inside, overloaded ones for example, do not change for how many sessions later runs begin with room."""
     before = dict(_learned)
     try:
         yield
     finally:
-        _learned.clear()
-        _learned.update(before)
+        for plan, cap in _learned.items():
+            _learned[plan] = dataclasses.replace(cap, slots=before[plan].slots if plan in before else 0)
 
 
 def expect(program: Program, **least: int) -> None:
@@ -85,6 +87,15 @@ Keep = Callable[[int, RawRun], Any]
 def whole_run(place: int, run: RawRun) -> RawRun:
     """All of it."""
     return run
+
+
+#: Whether an instance that a full table has ended says enough as it is: called with its place and what there is of it.
+Enough = Callable[[int, RawRun], bool]
+
+
+def never(place: int, run: RawRun) -> bool:
+    """It runs again with larger tables."""
+    return False
 
 
 def simulate(
@@ -135,11 +146,13 @@ def simulate_many(
     capacities: Capacities | None = None,
     progress: AbstractProgress = NoProgress(),
     keep: Keep = whole_run,
+    enough: Enough = never,
 ) -> list[Any]:
     """Run programs, each with its own seed; those of one structure share a compiled loop. See `simulate`.
 
     - `keep`: what the result holds of each instance (default: its `RawRun`). A study that keeps a row of numbers
       needs the memory of the instances that run, not of all.
+    - `enough`: whether an instance that a full table has ended is an answer as it is (default: never; it runs again).
     """
     if len(programs) != len(seeds):
         raise ValueError(f"{len(programs)} programs and {len(seeds)} seeds: give as many of one as of the other")
@@ -164,7 +177,10 @@ def simulate_many(
                 chosen = [programs[i] for i in members]
                 mine = [seeds[i] for i in members]
                 batch = Batch.build(plan, made, chosen, mine, config, trace, stop_on_verdict, coalesce)
-                kept = batch.run(capacities, shared, lambda place, run, at=members: keep(at[place], run))
+                kept = batch.run(
+                    capacities, shared, lambda place, run, at=members: keep(at[place], run),
+                    lambda place, run, at=members: enough(at[place], run),
+                )  # fmt: skip
                 for i, run in zip(members, kept):
                     results[i] = run
                 if shared.interrupted:
@@ -268,7 +284,9 @@ class Batch:
             return dataclasses.replace(cap, slots=1 << max(listed).bit_length())
         return cap
 
-    def run(self, capacities: Capacities | None, progress: SharedProgress, keep: Keep = whole_run) -> list[Any]:
+    def run(
+        self, capacities: Capacities | None, progress: SharedProgress, keep: Keep = whole_run, enough: Enough = never
+    ) -> list[Any]:
         """Run everything in units, on all cores; instances whose tables ran full run again with larger ones."""
         results: list[Any] = [None] * len(self.seeds)
         todo = list(range(len(self.seeds)))
@@ -277,16 +295,19 @@ class Batch:
         targets = devices()
         size = -(-len(todo) // len(targets)) if self.config.together else UNIT
         stop = threading.Event()
-        workers = len(targets) if self.config.together else max(1, min(cores(), -(-len(todo) // size)))
+        workers = len(targets) if self.config.together else max(1, min(cores(), len(todo)))
         pool = ThreadPoolExecutor(max_workers=workers)
+        compiled = Once()
+        self.make_loop(self.plan, self.config)  # here, so that the threads do not make one each
 
         def run_unit(unit: list[int], place: int) -> tuple[Capacities, list[Finished]]:
             used = cap  # of the moment in which the unit starts
-            return used, self.run_unit(unit, used, size, stop, targets[place % len(targets)])
+            return used, self.run_unit(unit, used, size, stop, targets[place % len(targets)], compiled)
 
         try:
             while todo:
-                units = [todo[i : i + size] for i in range(0, len(todo), size)]
+                left, parts = iter(todo), 1 if self.config.together else workers
+                units = [list(itertools.islice(left, share)) for share in unit_sizes(len(todo), size, parts)]
                 again: list[int] = []
                 larger = cap
                 for done in as_completed([pool.submit(run_unit, unit, k) for k, unit in enumerate(units)]):
@@ -294,7 +315,7 @@ class Batch:
                     full = 0
                     for index, run, fault in finished:
                         full_tables = (Fault.slots, Fault.entries, Fault.seats, Fault.blocks, Fault.leases, Fault.holds)
-                        if fault in full_tables and capacities is None:
+                        if fault in full_tables and capacities is None and not enough(index, run):
                             again.append(index)
                             larger = _union(larger, self.bounded(_enlarged(used, fault)))
                             full += 1
@@ -315,16 +336,19 @@ class Batch:
     # ------------------------------------------------------------ one call of the loop after the other
 
     def run_unit(
-        self, todo: list[int], cap: Capacities, size: int, stop: threading.Event, device: Any
+        self, todo: list[int], cap: Capacities, size: int, stop: threading.Event, device: Any, compiled: Once
     ) -> list[Finished]:
         """Run the instances `todo` on a device with tables of size `cap`, as `size` lanes of one compiled loop.
 
         Lanes without an instance are over before they begin.
         """
         with settings(), jax.default_device(device):
-            return self._run_unit(todo, cap, size, stop)
+            return self._run_unit(todo, cap, size, stop, lambda action: compiled((cap, device), action))
 
-    def _run_unit(self, todo: list[int], cap: Capacities, size: int, stop: threading.Event) -> list[Finished]:
+    def _run_unit(
+        self, todo: list[int], cap: Capacities, size: int, stop: threading.Event,
+        first_call: Callable[[Callable[[], object]], None],
+    ) -> list[Finished]:  # fmt: skip
         plan = self.plan
         blocks = most_blocks(self.programs)
         cap = dataclasses.replace(
@@ -341,13 +365,15 @@ class Batch:
         which = np.asarray([self.which[i] for i in lanes])
         programs = [self.programs[k] for k in which]
         horizon, warmup, limit = self.ends[which].T
-        scripts = np.asarray([self.scripts[k] for k in which], np.int32)
+        data, scripts = self.data, np.asarray([self.scripts[k] for k in which], np.int32)
+        if not self.config.together:
+            data, scripts = rows_of(data, scripts)
         numbers: dict[str, Any] = {
             "numbers": self.numbers[which], "integers": self.integers[which], "horizon": horizon, "warmup": warmup,
             "limit": limit, "which": scripts, "stop": np.full((size,), self.stop),
             "seed": np.asarray([self.seeds[i] % (1 << 64) for i in lanes], np.uint64),
         }  # fmt: skip
-        job, data = self.on_device((Job(**numbers), self.data))
+        job, data = self.on_device((Job(**numbers), data))
         layout, first, memory = beginning(plan, cap)
         rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
         layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
@@ -358,6 +384,7 @@ class Batch:
         tape = self.make_tape(base, cap.ahead, choices)
         drained = Drained(size)
         memory = memory | {"tape": sum(x.nbytes for x in jax.tree.leaves(tape)) // size}
+        first_call(lambda: run(state, job, data, tape, np.int64(0)))  # a call of no turns compiles
         while True:
             (state, buffers), _ = run(state, job, data, tape, np.int64(TURNS_A_CALL))
             rows = {dtype: np.asarray(x) for dtype, x in state.rows.items()}
@@ -468,14 +495,14 @@ def _enlarged(used: Capacities, fault: Fault) -> Capacities:
     if fault == Fault.slots:
         return dataclasses.replace(used, slots=used.slots * 4)
     if fault == Fault.entries:
-        return dataclasses.replace(used, entries=used.entries * 2)
+        return dataclasses.replace(used, entries=used.entries * 4)
     if fault == Fault.blocks:
         return dataclasses.replace(used, chain=used.chain * 4)
     if fault == Fault.holds:
         return dataclasses.replace(used, holds=used.holds * 4)
     if fault == Fault.leases:
         return dataclasses.replace(used, leases=used.leases * 2)
-    return dataclasses.replace(used, seats=used.seats * 2)
+    return dataclasses.replace(used, seats=used.seats * 4)
 
 
 def _union(a: Capacities, b: Capacities) -> Capacities:

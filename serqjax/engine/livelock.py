@@ -19,9 +19,10 @@ from ..ir.expr import Attr, Ctx, Expr, Price, Sample
 from ..ir.program import Choose, Drop, Load, Require, Set
 from ..ir.structure import walk
 from . import blocks
-from .access import FAR
+from .access import FAR, AbstractLanes
 from .lane import Lane
 from .plan import Plan
+from .scatter import set_at
 from .sorting import order_of
 
 REMEMBERED = 16
@@ -59,17 +60,37 @@ def _mix(x: Array) -> Array:
     return x ^ (x >> 31)
 
 
-def _bits(x: Array) -> Array:
-    if x.dtype == jnp.float64:
-        return lax.bitcast_convert_type(x + 0.0, jnp.uint64)  # -0 and 0 are one value
-    return x.astype(jnp.int64).astype(jnp.uint64)
+def _bits(columns: list[Array]) -> Array:
+    """Columns `[rows]` or `[several, rows]` as one table `[columns, rows]` of 64 bits, those of floats first.
+
+    One table is mixed as one: a mixing of each column would be a tenth of what a program compiles.
+    """
+    floats = [jnp.atleast_2d(x) for x in columns if x.dtype == jnp.float64]
+    others = [jnp.atleast_2d(x).astype(jnp.int64) for x in columns if x.dtype != jnp.float64]
+    tables = []
+    if floats:
+        tables.append(lax.bitcast_convert_type(jnp.concatenate(floats) + 0.0, jnp.uint64))  # -0 and 0 are one value
+    if others:
+        tables.append(jnp.concatenate(others).astype(jnp.uint64))
+    return jnp.concatenate(tables)
 
 
-def _places(sequence: Array, mask: Array) -> Array:
+def _total(columns: list[Array], rows: Array, mask: Array | None, first: int) -> Array:
+    """The columns' values in the rows of `mask` as one number.
+
+    `rows`: what tells the rows apart; `first`: the number of the first column.
+    """
+    bits = _bits(columns)
+    number = (jnp.arange(bits.shape[0]) + first).astype(jnp.uint64)
+    mixed = _mix(bits + rows + number[:, None])
+    return jnp.sum(mixed if mask is None else jnp.where(mask, mixed, jnp.uint64(0)))
+
+
+def _places(lanes: AbstractLanes, sequence: Array, mask: Array) -> Array:
     """Place of each row in the order of its sequence number, -1 outside the mask."""
     if mask.shape[0] > 256:  # each with each would be slow
         order = order_of(jnp.where(mask, sequence, FAR))
-        place = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
+        place = set_at(lanes, jnp.zeros_like(order)[None], 0, order, jnp.arange(order.shape[0]))[0]
     else:
         place = jnp.sum(mask[None, :] & (sequence[None, :] < sequence[:, None]), axis=1)
     return jnp.where(mask, place, -1)
@@ -80,11 +101,11 @@ def fingerprint(w: Lane) -> Array:
     live = w.pc >= 0
     columns = [
         w.serial, w.pc, w.stage, w.line, w.admitting, w.scope, w.waits, w.mode, w.requeued, w.work, w.waits_units,
-        _places(w.line_seq, w.line >= 0), _places(w.waits_key, w.waits >= 0), _places(w.adm, live),
-        _places(w.ready, w.ready < FAR),
+        _places(w.lanes, w.line_seq, w.line >= 0), _places(w.lanes, w.waits_key, w.waits >= 0),
+        _places(w.lanes, w.adm, live), _places(w.lanes, w.ready, w.ready < FAR), w.alloc, w.pos,
     ]  # fmt: skip
-    columns += [w.alloc[i] for i in range(w.alloc.shape[0])] + [w.pos[i] for i in range(w.pos.shape[0])]
-    columns += [w.attr[:, w.plan.attr_index[name]] for name in decisive(w.plan) or ()]
+    if names := decisive(w.plan):
+        columns.append(jnp.stack([w.attr[:, w.plan.attr_index[name]] for name in names]))
     if w.has("legs"):
         columns += [w.leg, w.legs, w.joining]
     if w.has("wake"):
@@ -93,26 +114,20 @@ def fingerprint(w: Lane) -> Array:
         columns += [w.group, w.rate]
     if w.has("deadline"):
         columns.append(jnp.where(w.deadline < FAR, w.deadline - w.now, -1))
-    total = jnp.uint64(0)
     row = jnp.arange(w.pc.shape[0]).astype(jnp.uint64) * jnp.uint64(0x9E3779B97F4A7C15)
-    for i, column in enumerate(columns):
-        total = total + jnp.sum(jnp.where(live, _mix(_bits(column) + row + jnp.uint64(i + 1)), jnp.uint64(0)))
+    total = _total(columns, row, live, 1)
     if w.has("entry_size"):
         alive = w.entry_size > 0
-        place = _places(w.entry_seq, alive).astype(jnp.uint64) * jnp.uint64(0xD1B54A32D192ED03)
-        for i, column in enumerate((w.entry_size, w.entry_owner, w.entry_pool)):
-            mixed = _mix(_bits(column) + place + jnp.uint64(1000 + i))
-            total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
+        place = _places(w.lanes, w.entry_seq, alive).astype(jnp.uint64) * jnp.uint64(0xD1B54A32D192ED03)
+        total = total + _total([w.entry_size, w.entry_owner, w.entry_pool], place, alive, 1000)
     if w.plan.by_content:
         total = total + blocks.fingerprint(w, _mix, live)
     if w.has("lease_slot"):
         alive = w.lease_slot >= 0
         owner = jnp.where(alive, w.serial[jnp.maximum(w.lease_slot, 0)], -1)
-        place = _places(w.lease_seq, alive).astype(jnp.uint64) * jnp.uint64(0x8CB92BA72F3D8DD7)
+        place = _places(w.lanes, w.lease_seq, alive).astype(jnp.uint64) * jnp.uint64(0x8CB92BA72F3D8DD7)
         left = jnp.where(w.lease_end < FAR, w.lease_end - w.now, -1)
-        for i, column in enumerate((owner, w.lease_pool, w.lease_units, w.lease_computed, left)):
-            mixed = _mix(_bits(column) + place + jnp.uint64(3000 + i))
-            total = total + jnp.sum(jnp.where(alive, mixed, jnp.uint64(0)))
+        total = total + _total([owner, w.lease_pool, w.lease_units, w.lease_computed, left], place, alive, 3000)
     ends = jnp.where(w.stage_end < FAR, w.stage_end - w.now, -1)
     arrive = jnp.where(w.next_arrive < FAR, w.next_arrive - w.now, -1)
     values = [ends, arrive, w.used, w.cached]
@@ -123,9 +138,8 @@ def fingerprint(w: Lane) -> Array:
         values.append(w.registers)
     if w.has("open_next"):
         values.append(jnp.where(w.open_next < FAR, w.open_next - w.now, -1))
-    for i, value in enumerate(values):
-        shift = jnp.arange(max(1, value.size)).astype(jnp.uint64)[: value.size].reshape(value.shape)
-        total = total + jnp.sum(_mix(_bits(value) + shift * jnp.uint64(7919) + jnp.uint64(2000 + i)))
+    # numbers of no session, one row with one value each
+    total = total + _total([value.reshape(-1, 1) for value in values], jnp.uint64(0), None, 2000)
     return lax.bitcast_convert_type(_mix(total), jnp.int64)
 
 

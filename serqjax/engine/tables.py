@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..ir.grids import Dense, Grid, dense
@@ -96,6 +97,17 @@ def session_data(programs: Sequence[Program]) -> Data:
         "content_start": content_start, "content_count": content_count, "grids": grid_data(programs),
     }  # fmt: skip
     return Data(**columns)
+
+
+def rows_of(data: Data, scripts: np.ndarray) -> tuple[Data, np.ndarray]:
+    """The session data that a unit of lanes reads, and the row of it that each lane reads.
+
+    Where there are several rows, as many as lanes: the shape, and with it the compiled loop, does not depend on how
+    many programs a batch has.
+    """
+    if len(data.at) == 1:
+        return data, scripts
+    return jax.tree.map(lambda table: table[scripts], data), np.arange(len(scripts), dtype=np.int32)
 
 
 def grid_data(programs: Sequence[Program]) -> tuple[GridData, ...]:

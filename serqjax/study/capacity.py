@@ -3,8 +3,8 @@
 The search goes up the range in few steps, refines the first crossing, and then asks three values close together with as
 many seeds as the precision needs. The same seeds run at every value (common random numbers), so that the curves of one
 seed at neighbouring values differ by the value and not by luck. The answer is where the line through the log of the
-miss share crosses what is allowed; its interval comes from leaving out one seed after the other, or from drawing
-windows of a recorded trace with replacement.
+miss share crosses what is allowed; its interval comes from leaving out one seed after the other. Replays of a recorded
+trace are searched in `capacity_replay.py`.
 
 **Source:** `docs/capacity.md`.
 """
@@ -14,18 +14,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, final
 
 import numpy as np
 
 from .. import ir
-from ..api import check, run_many
+from ..api import check, run_all
 from ..extras import needs
 from ..overrides import with_span
 from ..progress import AbstractProgress, NoProgress
 from ..report.censoring import Estimate
+from ..report.raw import RawRun
 from ..report.units import dumps, plain
+from ..results import Run
 from .parts import RATE_SCALE, Probe, Repeats, at, draws, replays, window_count
 from .precision import (
     FIRST_SEEDS,
@@ -34,8 +36,6 @@ from .precision import (
     leave_one_out,
     mean_interval,
     more_seeds,
-    percentile_bootstrap,
-    resamples,
     widened,
 )
 from .slo import Slo, slo
@@ -134,6 +134,8 @@ def find(
     window_s: float | None, progress: AbstractProgress | None,
 ) -> list[Capacity]:
     """See `serqjax.capacity`; the searches of all programs go on side by side."""
+    from .capacity_replay import ReplaySearch
+
     low, high = _range(over, between)
     slos = _targets(slo)
     check_confidence(confidence)
@@ -150,10 +152,13 @@ def find(
             raise ValueError(f"{prog.name} draws nothing and replays no recorded times: there is nothing to repeat")
         windows = window_count(prog, window_s) if recorded or window_s is not None else 0
         repeats = Repeats(prog, over, slos, seed, windows)
-        searches.append(Search(repeats, low, high, confidence, precision, max_seeds))
+        kind = ReplaySearch if windows else Search
+        searches.append(kind(repeats, low, high, confidence, precision, max_seeds))
     return side_by_side(searches, progress or NoProgress())
 
 
+#: See `engine.host.Enough`.
+Enough = Callable[[int, RawRun], bool]
 #: What a search asks for: values, and with how many seeds at least; it gets the probes.
 Asked = tuple[list[float], int]
 Steps = Generator[Asked, list[Probe], Any]
@@ -161,7 +166,7 @@ Steps = Generator[Asked, list[Probe], Any]
 
 def side_by_side(searches: Sequence[Search], progress: AbstractProgress) -> list[Capacity]:
     """Run searches together: what they ask for at a time is one batch of runs."""
-    from ..engine.host import teaches_nothing
+    from ..engine.host import teaches_no_slots
 
     steps = [search.answer() for search in searches]
     answers: list[Capacity | None] = [None] * len(steps)
@@ -170,8 +175,9 @@ def side_by_side(searches: Sequence[Search], progress: AbstractProgress) -> list
         todo = {k: searches[k].repeats.wanted(*request) for k, request in asked.items()}
         flat = [row for rows in todo.values() for row in rows]
         # values that turn out far too high need large tables, which are not for the runs that follow
-        with teaches_nothing():
-            runs = run_many([program for _, program, _ in flat], [s for _, _, s in flat], progress=progress)
+        with teaches_no_slots():
+            runs = run_all([program for _, program, _ in flat], [s for _, _, s in flat], progress=progress,
+                           enough=enough_of(searches, todo))
         place = 0
         for k, rows in todo.items():
             probes = searches[k].repeats.take(asked[k][0], rows, runs[place : place + len(rows)])
@@ -182,6 +188,17 @@ def side_by_side(searches: Sequence[Search], progress: AbstractProgress) -> list
                 answers[k] = end.value
                 del asked[k]
     return [answer for answer in answers if answer is not None]
+
+
+def enough_of(searches: Sequence[Search], todo: dict[int, list[tuple[float, ir.Program, int]]]) -> Enough:
+    """Whether a run of the batch says enough although a full table has ended it, by its place in the batch."""
+    flat = [(searches[k].repeats, value, program) for k, rows in todo.items() for value, program, _ in rows]
+
+    def enough(place: int, raw: RawRun) -> bool:
+        repeats, value, program = flat[place]
+        return repeats.enough(value, Run(program, raw))
+
+    return enough
 
 
 def _targets(texts: Sequence[str] | str) -> tuple[Slo, ...]:
@@ -213,11 +230,9 @@ class Search:
     # ------------------------------------------------------------ what a probe says
 
     def weights(self, parts: int) -> np.ndarray:
-        return resamples(parts) if self.repeats.windows else leave_one_out(parts)
+        return leave_one_out(parts)
 
     def interval(self, values: np.ndarray, parts: int) -> Estimate:
-        if self.repeats.windows:
-            return percentile_bootstrap(values, self.confidence, parts)
         return jackknife(values, self.confidence)
 
     def excess(self, probes: Sequence[Probe], index: int) -> np.ndarray:
@@ -227,11 +242,20 @@ class Search:
         bottom = np.array([p.bottom[index][:parts] for p in probes])
         return self.repeats.slos[index].excess(top, bottom, self.weights(parts))
 
+    def single(self, probe: Probe, index: int) -> Estimate:
+        """Excess of target `index` at one value: the ratio of all parts together, and its interval.
+
+        Its value is not freed of bias: where one seed of a few has nearly all misses, the correction of a logarithm
+        is larger than the logarithm.
+        """
+        values = self.excess([probe], index)[:, 0]
+        return dataclasses.replace(self.interval(values, probe.parts), value=float(values[0]))
+
     def worst(self, probe: Probe) -> tuple[float, float, float]:
         """Excess of the target that is missed most, with its interval; infinite for an unstable probe."""
         if probe.is_unstable:
             return math.inf, math.inf, math.inf
-        found = [self.interval(self.excess([probe], k)[:, 0], probe.parts) for k in range(len(self.repeats.slos))]
+        found = [self.single(probe, k) for k in range(len(self.repeats.slos))]
         e = max(found, key=lambda e: -math.inf if math.isnan(e.value) else e.value)
         if math.isnan(e.value):
             raise ValueError(f"{self.repeats.over}={probe.at:g}: no request was measured: give a longer horizon")
@@ -277,25 +301,20 @@ class Search:
 
     def hopeless(self, probe: Probe) -> bool:
         shares = [k for k, target in enumerate(self.repeats.slos) if target.of_shares]
-        return probe.is_unstable or any(2 * probe.top[k].sum() > probe.bottom[k].sum() for k in shares)
+        return probe.is_unstable or probe.cut or any(2 * probe.top[k].sum() > probe.bottom[k].sum() for k in shares)
 
     def refine(self, a: Probe, b: Probe) -> Steps:
         """Narrow the bracket by signs."""
-        while b.at / a.at > CLOSE or self.repeats.windows:
+        while b.at / a.at > CLOSE:
             inner = np.geomspace(a.at, b.at, INSIDE + 2)[1:-1].tolist()
             row = [a, *(yield inner, INNER_SEEDS), b]
             misses = [self.worst(p)[0] > 0 for p in row]
             first = max(misses.index(True) if any(misses) else len(row) - 1, 1)
             last = max([k for k, m in enumerate(misses) if not m], default=0)
-            if self.repeats.windows and row[first].at / row[first - 1].at <= CLOSE:
-                start = min(max(first - 2, 0), len(row) - 4)
-                return self.settle_windows(row[start : start + 4])
             if last + 1 < len(row) and last >= first:  # between both, chance decides: keep it all, once
                 a, b = row[first - 1], row[last + 1]
-                if not self.repeats.windows:
-                    break
-            else:
-                a, b = row[first - 1], row[first]
+                break
+            a, b = row[first - 1], row[first]
         if b.is_unstable and all(self.excess([b], k)[0, 0] < 0 for k in range(len(self.repeats.slos))):
             return self.at_stability(a, b)
         return (yield from self.settle(a, b))
@@ -306,11 +325,6 @@ class Search:
         cause = (f"the targets are met as long as the program is stable: at {b.at:.6g} the unfinished requests grow by "
                  f"{d.value:.4g} requests/s; the interval is the last stable and the first unstable value tried")
         return self.end("found", cause, a.at, (a.at, b.at), "stability")
-
-    def settle_windows(self, probes: list[Probe]) -> Capacity:
-        """The windows of a trace are what they are: the values around the crossing have been tried."""
-        root, binding = self.root(probes)
-        return self.conclude(root, binding, probes)
 
     def settle(self, a: Probe, b: Probe) -> Steps:
         """Three values around the crossing, with as many seeds as the precision needs."""
@@ -359,15 +373,14 @@ class Search:
             return self.end("found", "the answer lies between two values that were tried", math.sqrt(a * b), (a, b))
         half = (root.high - root.low) / 2
         if half > 1.1 * self.precision * root.value:
-            why = "windows of the trace" if self.repeats.windows else f"max_seeds={self.max_seeds} seeds"
-            self.notes.append(f"the half-width is {half / root.value:.2%} of the value: that is what {why} give")
-        if not self.repeats.windows:
-            grows = mean_interval(probes[1].drift, 0.999)
-            if grows.low > 0:
-                self.notes.append(
-                    f"at {probes[1].at:.6g} the backlog still grows by {grows.value:.3g} requests/s on the mean: "
-                    "the runs are short for this load and the value is too high; lengthen warm-up and horizon"
-                )
+            self.notes.append(f"the half-width is {half / root.value:.2%} of the value: that is what "
+                              f"max_seeds={self.max_seeds} seeds give")
+        grows = mean_interval(probes[1].drift, 0.999)
+        if grows.low > 0:
+            self.notes.append(
+                f"at {probes[1].at:.6g} the backlog still grows by {grows.value:.3g} requests/s on the mean: "
+                "the runs are short for this load and the value is too high; lengthen warm-up and horizon"
+            )
         return self.end("found", "", root.value, (root.low, root.high), binding)
 
     # ------------------------------------------------------------ the report
@@ -377,20 +390,24 @@ class Search:
         if verdict == "met":
             interval = (self.high, math.inf)
         repeats = self.repeats
-        parts = (f"block bootstrap of {repeats.windows} arrival windows" if repeats.windows
-                 else f"{max(p.parts for p in repeats.done.values())} seeds at the answer, Student's t, jackknife")
         rows = tuple(self.row(p) for _, p in sorted(repeats.done.items()))
         return Capacity(repeats.program, repeats.over, repeats.slos, self.confidence, value, interval, verdict, cause,
-                        binding, tuple(self.notes), parts, repeats.runs, rows)
+                        binding, tuple(self.notes), self.repeated(), repeats.runs, rows)
+
+    def repeated(self) -> str:
+        """What the interval is made of."""
+        most = max(p.parts for p in self.repeats.done.values())
+        return f"{most} seeds at the answer, Student's t, jackknife"
 
     def row(self, probe: Probe) -> dict[str, Any]:
         runs = len(probe.drift)
         out: dict[str, Any] = {
             self.repeats.over: probe.at, "seeds": runs, "requests": probe.requests,
             "unfinished": probe.unfinished, "unstable": probe.unstable, "drift_per_s": float(probe.drift.mean()),
+            "cut": probe.cut,
         }
         for k, target in enumerate(self.repeats.slos):
-            e = self.interval(self.excess([probe], k)[:, 0], probe.parts)
+            e = self.single(probe, k)
             top, bottom = probe.top[k].sum(), probe.bottom[k].sum()
             ratio = top / bottom if bottom else math.nan
             shown = ratio if target.metric.kind != "goodput" else 1.0 - ratio

@@ -85,6 +85,7 @@ class Probe:
 
     - `top`, `bottom`: the two sums of each target, lists over targets of `(parts,)`.
     - `drift`: requests per second, of each run. `unstable`: runs with that verdict. `unfinished`, `requests`: counts.
+    - `cut`: the replay was ended when a target could no longer be met: `top` is what was missed until then.
     """
 
     at: float
@@ -94,6 +95,7 @@ class Probe:
     unstable: int = 0
     unfinished: int = 0
     requests: int = 0
+    cut: bool = False
 
     @property
     def parts(self) -> int:
@@ -119,6 +121,14 @@ class Repeats:
     windows: int
     done: dict[float, Probe] = dataclasses.field(default_factory=dict)
     runs: int = 0
+    whole: set[float] = dataclasses.field(default_factory=set)
+
+    def to_the_end(self, values: Sequence[float]) -> None:
+        """Replays at `values` are not cut; those that were, run again when they are wanted."""
+        self.whole |= set(values)
+        for value in values:
+            if value in self.done and self.done[value].cut:
+                del self.done[value]
 
     def wanted(self, values: Sequence[float], parts: int) -> list[tuple[float, ir.Program, int]]:
         """What is to run for probes at `values` with at least so many seeds, equal ones at every value (windows: once).
@@ -128,7 +138,7 @@ class Repeats:
         out: list[tuple[float, ir.Program, int]] = []
         for value in values:
             have = self.done[value].parts if value in self.done else 0
-            end = min(have, 1) + (not have) if self.windows else parts
+            end = 1 if self.windows else parts
             if have < end:
                 program = at(self.program, self.over, value)
                 out += [(value, program, self.first_seed + k) for k in range(have, end)]
@@ -139,7 +149,7 @@ class Repeats:
         """The probes at `values`, with the runs of `todo` added."""
         self.runs += len(runs)
         for value in dict.fromkeys(v for v, _, _ in todo):
-            self._add(value, [usable(run) for (v, _, _), run in zip(todo, runs) if v == value])
+            self._add(value, [run for (v, _, _), run in zip(todo, runs) if v == value])
         return [self.done[value] for value in values]
 
     @property
@@ -149,7 +159,32 @@ class Repeats:
             return True
         return any(isinstance(node, Param) and node.name == self.over for _, node in walk(self.program.arrival))
 
+    def enough(self, value: float, run: Run) -> bool:
+        """Whether a replay that was ended by a full table has missed a percentile already, whatever would follow."""
+        if not self.windows or value in self.whole:
+            return False
+        whole = self._recorded(run)
+        if whole is None:
+            return False
+        return any(
+            slo.is_deadline and slo.sums(run, None, 1)[0].sum() > slo.allowed * whole.sum() for slo in self.slos
+        )
+
+    def _recorded(self, run: Run) -> np.ndarray | None:
+        """Recorded requests of each window; None if a session of the run has sent others than the recorded ones."""
+        arrival = self.program.arrival
+        assert isinstance(arrival, ir.Listed)
+        each = np.array([max(1, len(turns)) for turns in arrival.turns] or [1] * len(arrival.at))
+        seen = np.bincount(run.requests["session"], minlength=len(each))
+        if (seen > each).any():
+            return None
+        return np.bincount(window_at(self.program, np.arange(len(each)), self.windows), weights=each,
+                           minlength=self.windows)
+
     def _add(self, value: float, runs: list[Run]) -> None:
+        cut = bool(self.windows) and any(run.verdict == "capacity" and self.enough(value, run) for run in runs)
+        if not cut:
+            runs = [usable(run) for run in runs]
         sums = [[self._sums(slo, run) for run in runs] for slo in self.slos]
         new = Probe(
             at=value, top=[np.concatenate([s[0] for s in row]) for row in sums],
@@ -158,7 +193,12 @@ class Repeats:
             unstable=sum(run.final.verdict == Verdict.unstable for run in runs),
             unfinished=sum(run.request_counts["running"] + run.request_counts["queued"] for run in runs),
             requests=sum(run.request_counts["in"] for run in runs),
+            cut=cut,
         )
+        if cut:  # all that was still to come counts as met
+            whole = self._recorded(runs[0])
+            assert whole is not None
+            new.bottom = [np.maximum(sums, whole) for sums in new.bottom]
         old = self.done.get(value)
         if old is not None:
             new = Probe(value, [np.concatenate(p) for p in zip(old.top, new.top)],
@@ -177,9 +217,14 @@ class Repeats:
 
 def window_of(run: Run, program: ir.Program, windows: int) -> np.ndarray:
     """The arrival window of each request, `(requests,)`: that of its session's time in the trace, unscaled."""
+    return window_at(program, run.requests["session"], windows)
+
+
+def window_at(program: ir.Program, sessions: np.ndarray, windows: int) -> np.ndarray:
+    """The window in which each of `sessions` of the trace comes."""
     arrival = program.arrival
     assert isinstance(arrival, ir.Listed)
-    when = np.asarray(arrival.at)[run.requests["session"]]
+    when = np.asarray(arrival.at)[sessions]
     first, last = arrival.at[0], arrival.at[-1]
     place = np.floor((when - first) / (last - first) * windows).astype(np.int64)
     return np.clip(place, 0, windows - 1)

@@ -112,14 +112,15 @@ def widened(estimate: Estimate, spread: float, confidence: float) -> tuple[Estim
     """The estimate with the larger of its own spread and `spread`, that of earlier looks; and that spread.
 
     A spread is a standard error times the root of the number of parts. Having stopped where the spread looked small is
-    paid for in this way.
+    paid for in this way, and by a quantile of Student's t for the seeds of the first look, which decided how many there
+    are (Stein).
     """
     if not math.isfinite(estimate.se):
         return estimate, spread
     n = estimate.seeds
     largest = max(spread, estimate.se * math.sqrt(n))
     se = largest / math.sqrt(n)
-    half = t_quantile(confidence, n) * se
+    half = t_quantile(confidence, min(n, FIRST_SEEDS)) * se
     return dataclasses.replace(estimate, se=se, low=min(estimate.low, estimate.value - half),
                                high=max(estimate.high, estimate.value + half)), largest
 

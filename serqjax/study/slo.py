@@ -51,9 +51,14 @@ class Slo:
         return self.bound
 
     @property
+    def is_deadline(self) -> bool:
+        """Whether a request misses it for good as soon as it has waited for the limit."""
+        return self.metric.kind == "quantile" and self.metric.base in ("ttft", "e2e")
+
+    @property
     def cooldown_s(self) -> float:
         """Requests sent so shortly before the end cannot have shown yet whether they miss a time limit."""
-        if self.metric.kind == "quantile" and self.metric.base in ("ttft", "e2e"):
+        if self.is_deadline:
             return self.bound
         return max([c.limit_s for c in self.metric.conditions if c.latency != "tpot"], default=0.0)
 

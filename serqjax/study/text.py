@@ -49,9 +49,12 @@ def capacity_text(found: Capacity) -> str:
     for row in found.rows:
         cells = [f"{row[found.over]:.5g}", str(row["seeds"]), f"{row['requests']:,}", f"{row['unfinished']:,}",
                  str(row["unstable"]), short(row["drift_per_s"])]
-        cells += [short(row[name]) for name in names]
+        cells += [(">= " if row["cut"] else "") + short(row[name]) for name in names]
         met = all(row[f"excess {slo.text}"] <= 0 for slo in found.slos) and 2 * row["unstable"] <= row["seeds"]
         rows.append([*cells, "met" if met else "missed"])
+    if any(row["cut"] for row in found.rows):
+        lines.append("note: replays whose share is given as >= were ended early, as soon as the target was missed for "
+                     "good and a table was full")
     lines += ["", *grid_text([*head, *names, ""], rows), "", f"{found.runs} runs; {found.parts}"]
     return "\n".join(lines)
 
