@@ -43,7 +43,7 @@ Times = dict[str, np.ndarray]
 Shared = tuple[measured.Shares, ...]
 
 
-def simulate(run: RunData, flags: dict[str, Any], shares: Shared, costs: dict[str, float]) -> Times:
+def simulate(run: RunData, flags: dict[str, Any], shares: Shared, costs: dict[str, Any]) -> Times:
     """Request times by the sequential interpreter, which is the faster one where iterations pass one by one.
 
     **Raises:** `ProgramError` where not all requests finish.
@@ -82,7 +82,7 @@ def fitted(run: RunData, flags: dict[str, Any], shares: Shared, starts: int) -> 
         note(f"{found}\nthe effect of shared prefixes is simulated, round {k + 1}")
         shifted = without_prefixes(run, flags, shares, found.best, seed=k)
         bounds = {name: (value / 10.0, value * 10.0) for name, value in found.best.items()}
-        program = measured.program_of(run, sq.costs.affine(**found.best), flags)
+        program = measured.program_of(run, sq.costs.affine(), flags).with_params(found.best)
         found = fit(program, data=[shifted], free=bounds, generations=0, **common)
     return found
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ._cli import Usage, note
-from ._commands import Flag, Settings, app, file_name, settings_of
+from ._commands import Flag, Settings, Trace, app, file_name, recorded, settings_of
 
 
 @app.command
@@ -23,6 +23,7 @@ def fit(
         Parameter(help="NAME=LOW:HIGH of a free parameter, in its unit; may be repeated.", negative=""),
     ] = None,
     set_: Settings = None,
+    trace: Trace = None,
     loss: Annotated[str, Parameter(help="What counts of each request: ttft, tpot, e2e.")] = "ttft,tpot",
     holdout: Annotated[float, Parameter(help="Fraction of the requests, the last, that is not scored.")] = 0.3,
     method: Annotated[str, Parameter(help="cmaes or gradient.")] = "cmaes",
@@ -38,11 +39,11 @@ def fit(
 
     import serqjax as sq
 
-    from .fit.data import read
+    from .fit.data import RunData, read_data
     from .traces import Request, TraceFile
 
     file_name("--plot", plot, (".png", ".pdf", ".svg"))
-    runs = [read(path) for path in data]
+    runs = [read_data(path) for path in data]
     for run in runs:
         note(str(run))
     names = [name.strip() for name in free.split(",") if name.strip()]
@@ -56,9 +57,14 @@ def fit(
         if name not in limits:
             raise Usage(f"--bounds {text}: {name} is not among --free {free}")
         limits[name] = (low, high)
-    first = runs[0]
-    columns = (first.sent_s.tolist(), first.input_tok.tolist(), first.output_tok.tolist())
-    rows = TraceFile(first.name, "azure_2023", rows=tuple(Request(*row) for row in zip(*columns)))
+    first = next((run for run in runs if isinstance(run, RunData)), None)
+    if trace is not None:
+        rows = recorded(trace)
+    elif first is not None:
+        columns = (first.sent_s.tolist(), first.input_tok.tolist(), first.output_tok.tolist())
+        rows = TraceFile(first.name, "azure_2023", rows=tuple(Request(*row) for row in zip(*columns)))
+    else:
+        raise Usage(f"--data {runs[0].name}: has summaries alone; give the requests of the run with --trace FILE")
     prog = sq.read(program, settings=settings_of(set_), trace=rows)
     sq.use_compilation_cache()
     found = sq.fit(

@@ -11,7 +11,7 @@ import pytest
 import oracle
 import serqjax as sq
 from serqjax.builder import Builder
-from serqjax.fit import fit, read, read_params
+from serqjax.fit import SummaryData, fit, read, read_data, read_params
 from serqjax.fit.data import RunData
 from serqjax.fit.intervals import identify
 from serqjax.fit.measured import Shares, block_names, times_of
@@ -234,6 +234,39 @@ def test_a_prior_holds_what_the_data_do_not_tell():
     away = {name: abs(np.log(strong.best[name] / GUESS[name])) for name in COSTS}
     assert all(away[name] < 0.05 for name in COSTS)
     assert max(abs(np.log(weak.best[name] / GUESS[name])) for name in COSTS) > 0.2
+
+
+def summaries_of(run, **more):
+    """What a benchmark prints of a run."""
+    times = {"ttft": run.ttft_s, "tpot": run.tpot_s[~np.isnan(run.tpot_s)], "e2e": run.e2e_s}
+    whole = {"request_throughput": 4.0, "completed": len(run)} | more
+    for name, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el")):
+        whole |= {f"mean_{theirs}_ms": 1000 * times[name].mean(), f"median_{theirs}_ms": 1000 * np.median(times[name]),
+                  f"p99_{theirs}_ms": 1000 * np.percentile(times[name], 99), f"std_{theirs}_ms": 1.0}  # fmt: skip
+    return whole
+
+
+def test_summaries_alone_are_fitted_with_the_requests_of_the_program(tmp_path):
+    data, guess = measured_run(7)
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(summaries_of(data)))
+    summary = read_data(path)
+    assert isinstance(summary, SummaryData) and len(summary.values) == 9 and "summaries of 60 requests" in str(summary)
+    assert summary.values["e2e_p50"] == pytest.approx(np.median(data.e2e_s))
+    with pytest.raises(sq.ProgramError, match="holds summaries, and no request"):
+        read(path)
+    found = fit(guess, data=[path], free=["base_s", "per_decode_s"], generations=2, last=48,
+                prior=0.0)  # fmt: skip
+    assert found.errors[0]["fitted"]["ttft_mean"] == pytest.approx(0.0, abs=0.05)
+    assert found.errors[0]["fitted"]["tpot_mean"] == pytest.approx(0.0, abs=0.05)
+    assert found.rows == (60,) and "requests fitted" in str(found)
+    path.write_text(json.dumps(summaries_of(data, completed=59)))
+    with pytest.raises(sq.ProgramError, match="is of 59 requests, and the program has 60"):
+        fit(guess, data=[path], free=["base_s"])
+    for values, says in (({}, "holds no mean"), ({"itl_mean": 1.0}, "`itl_mean` is not known"),
+                         ({"ttft_p0": 1.0}, "`ttft_p0` is not known"), ({"ttft_mean": -1.0}, "`ttft_mean` is -1.0")):
+        with pytest.raises(sq.ProgramError, match=says):
+            SummaryData("made", values)
 
 
 def test_four_intervals_of_each_cost():

@@ -36,6 +36,15 @@ def test_bad_data_is_refused(tmp_path, capsys):
     assert "row 1: 0 output tokens" in capsys.readouterr().err
 
 
+def test_summaries_need_the_requests_of_the_run(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"mean_ttft_ms": 200.0, "request_throughput": 1.0}))
+    assert call(["fit", "vllm", "--data", str(path), "--free", "base_s"]) == 2
+    assert "give the requests of the run with --trace" in capsys.readouterr().err
+    assert call(["fit", "vllm", "--data", str(path), "--free", "base_s", "--plot", "fit.txt"]) == 2
+    assert "--plot fit.txt: let the name end in" in capsys.readouterr().err
+
+
 def test_params_of_a_fit_go_into_a_program(tmp_path, capsys):
     path = tmp_path / "fit.json"
     path.write_text(json.dumps({"best": {"base_s": 0.0215, "per_decode_s": 0.00033}}))

@@ -14,15 +14,22 @@ from ..ir.program import Program
 
 if TYPE_CHECKING:
     from .data import RunData as RunData
+    from .data import SummaryData as SummaryData
     from .data import read as read
+    from .data import read_data as read_data
     from .layers import layer_cost as layer_cost
     from .result import Combination as Combination
     from .result import Fit as Fit
     from .result import read_params as read_params
+    from .steps import StepData as StepData
+    from .steps import StepFit as StepFit
+    from .steps import fit_steps as fit_steps
+    from .steps import read_steps as read_steps
 
 #: Where the other public names of this package stand.
-_PLACES = {"RunData": "data", "read": "data", "layer_cost": "layers", "Combination": "result", "Fit": "result",
-           "read_params": "result"}  # fmt: skip
+_PLACES = {"RunData": "data", "SummaryData": "data", "read": "data", "read_data": "data", "layer_cost": "layers",
+           "Combination": "result", "Fit": "result", "read_params": "result", "StepData": "steps", "StepFit": "steps",
+           "fit_steps": "steps", "read_steps": "steps"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -34,7 +41,7 @@ def __getattr__(name: str) -> Any:
 def fit(
     prog: Program,
     *,
-    data: Iterable[RunData | str | os.PathLike[str]],
+    data: Iterable[RunData | SummaryData | str | os.PathLike[str]],
     free: Iterable[str] | Mapping[str, tuple[float, float] | None],
     holdout: float = 0.3,
     loss: Sequence[str] = ("ttft", "tpot"),
@@ -55,7 +62,8 @@ def fit(
     **Arguments:**
     - `prog`: a deployment with listed requests (`workloads.from_trace`); those of each run take their place. Its
       parameter values are the first guess.
-    - `data`: runs, or files as `serqjax.fit.data.read` reads them, each perhaps with engine settings of its own.
+    - `data`: runs, or files as `serqjax.fit.data.read_data` reads them, each perhaps with engine settings of its own.
+      The requests of `SummaryData`, means and percentiles alone, are those of the program.
     - `free`: names of parameters, with bounds above 0 or None (a factor of 30 around the first guess).
     - `holdout`: fraction of the requests, the last ones sent, that are simulated and not scored.
     - `loss`: which of `ttft`, `tpot`, `e2e` of each request count.

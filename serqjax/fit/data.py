@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,36 @@ class RunData:
     def e2e_s(self) -> np.ndarray:
         """Seconds from sending to the last token."""
         return self.last_s - self.sent_s
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SummaryData:
+    """Means and percentiles of a run whose single requests nobody kept: the trace of the run gives them.
+
+    - `values`: seconds by metric and statistic: `ttft_mean`, `tpot_p50`, `e2e_p99.9`. `requests`: how many there were,
+      where it is known. `settings`: as in `RunData`.
+    """
+
+    name: str
+    values: dict[str, float]
+    requests: int | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+    set_aside: tuple[tuple[int, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ProgramError.at(self.name, "holds no mean or percentile", "give for example ttft_mean, in seconds")
+        for key, value in self.values.items():
+            metric, _, what = key.partition("_")
+            share = what[1:].replace(".", "", 1)
+            known = what == "mean" or (what[:1] == "p" and share.isdecimal() and 0.0 < float(what[1:]) < 100.0)
+            if metric not in ("ttft", "tpot", "e2e") or not known:
+                raise ProgramError.at(self.name, f"`{key}` is not known", "use ttft, tpot or e2e with _mean or _p50")
+            if not (isinstance(value, (int, float)) and 0.0 < value < math.inf):
+                raise ProgramError.at(self.name, f"`{key}` is {value!r}", "give seconds above 0")
+
+    def __str__(self) -> str:
+        return f"{self.name}: summaries of {self.requests or 'all'} requests: {', '.join(self.values)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +162,20 @@ def _fault(row: _Row) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> RunData:
+    """Read the request times of a run, as `read_data` does.
+
+    **Raises:** `ProgramError` with the file, the row and what is missing; for a file of summaries alone.
+    """
+    found = read_data(path)
+    if isinstance(found, SummaryData):
+        raise ProgramError.at(found.name, "holds summaries, and no request", "save details, or use `read_data`")
+    return found
+
+
+def read_data(path: str | os.PathLike[str]) -> RunData | SummaryData:
     """Read the request times of a run: `vllm bench serve --save-detailed` JSON, AIPerf's `profile_export.jsonl`, or
-    JSON lines with `queued_ts`, `first_token_ts`, `last_token_ts`, `input_toks`, `output_toks`.
+    JSON lines with `queued_ts`, `first_token_ts`, `last_token_ts`, `input_toks`, `output_toks`. The JSON of `vllm bench
+    serve` without `--save-detailed` gives its summaries.
 
     **Raises:** `ProgramError` with the file, the row and what is missing.
     """
@@ -148,6 +191,8 @@ def read(path: str | os.PathLike[str]) -> RunData:
         whole = json.loads(text)
     except ValueError:
         whole = None
+    if isinstance(whole, dict) and "mean_ttft_ms" in whole and "ttfts" not in whole:
+        return _summaries(name, whole)
     if isinstance(whole, dict) and ("ttfts" in whole or "request_throughput" in whole):
         return _bench_serve(name, whole)
     lines: list[tuple[int, dict[str, Any]]] = []
@@ -217,6 +262,19 @@ def _bench_serve(name: str, whole: dict[str, Any]) -> RunData:
             continue
         rows.append(_Row(i, sent, sent + ttft, sent + ttft + gaps, whole["input_lens"][i], whole["output_lens"][i]))
     return run_data(name, rows, aside)
+
+
+def _summaries(name: str, whole: dict[str, Any]) -> SummaryData:
+    """Means, medians and percentiles of `vllm bench serve`, milliseconds there."""
+    values = {}
+    for metric, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el")):
+        for key, value in whole.items():
+            found = re.fullmatch(rf"(mean|median|p[\d.]+)_{theirs}_ms", key)
+            if found and isinstance(value, (int, float)) and value > 0.0:
+                what = "p50" if found[1] == "median" else found[1]
+                values[f"{metric}_{what}"] = value / 1000.0
+    done = whole.get("completed")
+    return SummaryData(name, values, requests=done if isinstance(done, int) else None)
 
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}

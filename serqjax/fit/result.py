@@ -99,7 +99,7 @@ class Fit:
             for part, values in errors.items():
                 named = ((m, values.get(f"{m}_mean")) for m in ("ttft", "tpot", "itl", "e2e"))
                 means = ", ".join(f"{m} {100 * value:+.2f} %" for m, value in named if value is not None)
-                rows.append(f"{run}, requests {part.replace('_', ' ')}: mean error {means}")
+                rows.append(f"{run}, requests {part.replace('_', ' ')}: mean error {means or 'not measured'}")
         rows += [f"{run} row {row} set aside: {reason}" for run, row, reason in self.set_aside]
         return "\n".join(rows)
 

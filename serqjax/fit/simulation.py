@@ -21,16 +21,15 @@ import numpy as np
 from ..check import check_program
 from ..errors import ProgramError
 from ..ir.program import Listed, Program
-from ..overrides import with_params
 from . import surface
-from .data import RunData, read
-from .errors import metrics, relative_errors
+from .data import RunData, SummaryData, read_data
 from .intervals import identify
 from .measured import times_of
 from .optimisers import OPTIMISERS, Space
 from .polish import BOTTOM, WIDEST, Polish, numbers
 from .result import Fit
 from .surface import Scored
+from .targets import AbstractTarget, Requests, Summaries, Times
 
 #: Loss of a candidate whose run does not serve all requests.
 STUCK = 1e3
@@ -44,60 +43,52 @@ LOSSES = ("ttft", "tpot", "e2e")
 class Problem:
     """A program, the runs it is fitted to, and the residuals of candidates.
 
-    A residual is (predicted - measured) / scale, for TTFT and E2E the measured value plus a tenth of the mean, for TPOT
-    the measured value. Of each residual, `[rows]`: `kinds`, its run and metric; `blocks`, neighbours in time.
+    Of each residual, `[rows]`: `kinds`, its run and metric; `blocks`, neighbours in time.
     """
 
-    def __init__(self, program: Program, data: Sequence[RunData], space: Space, loss: Sequence[str], holdout: float):
+    def __init__(self, program: Program, data: Sequence[RunData | SummaryData], space: Space, loss: Sequence[str],
+                 holdout: float):
+        self.space = space
         self.programs = [with_requests(program, run) for run in data]
-        self.data, self.space, self.loss = list(data), space, tuple(loss)
-        self.fitted = [np.arange(len(run)) < round(len(run) * (1.0 - holdout)) for run in data]
         for made in self.programs:
             check_program(made)
-        scored = [run.first_s[rows] for run, rows in zip(self.data, self.fitted)]
-        metrics_ = len(self.loss)
-        self.kinds = np.concatenate([
-            np.repeat(np.arange(metrics_) + metrics_ * k, len(times)) for k, times in enumerate(scored)
-        ])  # fmt: skip
-        self.blocks = surface.blocks(self.kinds // metrics_, np.concatenate([np.tile(t, metrics_) for t in scored]))
+        self.targets: list[AbstractTarget] = [
+            Requests(run, loss, holdout) if isinstance(run, RunData) else Summaries(run, made)
+            for run, made in zip(data, self.programs)
+        ]
+        most = max(int(target.kinds.max()) for target in self.targets) + 1
+        runs = np.repeat(np.arange(len(self.targets)), [len(target.kinds) for target in self.targets])
+        self.kinds = np.concatenate([target.kinds for target in self.targets]) + most * runs
+        self.blocks = surface.blocks(runs, np.concatenate([target.moments for target in self.targets]))
+        _expect(self.programs, data)
 
-        _expect(self.programs, self.data)
-
-    def simulate(self, points: np.ndarray) -> list[list[dict[str, np.ndarray]]]:
+    def simulate(self, points: np.ndarray) -> list[list[Times]]:
         """Request times of each candidate in each run: one batched call."""
         from ..engine import simulate_many
         from ..results import Run
 
-        programs = [with_params(made, self.space.params(x)) for x in points for made in self.programs]
+        programs = [made.with_params(self.space.params(x)) for x in points for made in self.programs]
         raws = simulate_many(programs, [p.seed for p in programs], stop_on_verdict=True)
         if any(raw is None for raw in raws):
             raise KeyboardInterrupt("interrupted in a generation")
         n = len(self.programs)
-        times = [times_of(Run(p, raw), len(self.data[i % n])) for i, (p, raw) in enumerate(zip(programs, raws))]
+        sizes = [target.requests for target in self.targets]
+        times = [times_of(Run(p, raw), sizes[i % n]) for i, (p, raw) in enumerate(zip(programs, raws))]
         return [times[i : i + n] for i in range(0, len(times), n)]
 
     def score(self, points: np.ndarray) -> Scored:
-        rows = []
-        for times in self.simulate(points):
-            parts = []
-            for run, found, keep in zip(self.data, times, self.fitted):
-                for name in self.loss:
-                    measured = getattr(run, f"{name}_s")[keep]
-                    first, last = found["first_s"][keep], found["last_s"][keep]
-                    sent, many = run.sent_s[keep], np.maximum(run.output_tok[keep] - 1, 1)
-                    predicted = {"ttft": first - sent, "tpot": (last - first) / many, "e2e": last - sent}[name]
-                    scale = measured if name == "tpot" else measured + 0.1 * np.nanmean(measured)
-                    # a request of one token has no TPOT
-                    parts.append(np.where(np.isnan(measured), 0.0, (predicted - measured) / scale))
-            rows.append(np.concatenate(parts))
-        residuals = np.stack(rows)
+        residuals = np.stack([
+            np.concatenate([target.residuals(found) for target, found in zip(self.targets, times)])
+            for times in self.simulate(points)
+        ])  # fmt: skip
         soft = 2.0 * SOFT**2 * (np.sqrt(1.0 + (residuals / SOFT) ** 2) - 1.0)
         losses = np.where(np.isnan(soft).any(axis=1), STUCK, np.sqrt(np.nan_to_num(soft).mean(axis=1)))
         return Scored(points, residuals, losses)
 
 
-def with_requests(program: Program, run: RunData) -> Program:
-    """The program with the requests of a run, and its engine settings where the program has parameters of their names.
+def with_requests(program: Program, run: RunData | SummaryData) -> Program:
+    """The program with the requests of a run (its own ones for summaries), and its engine settings where the program
+    has parameters of their names.
 
     **Raises:** `ProgramError` for a program whose requests are not listed ones with prompt and output tokens.
     """
@@ -105,22 +96,21 @@ def with_requests(program: Program, run: RunData) -> Program:
     if not (isinstance(arrival, Listed) and arrival.turn_attrs == ("new", "out")):
         hint = "compose the deployment with `workloads.from_trace(...)`"
         raise ProgramError.at("$.arrival", "a fit replays the requests of a run, and this program lists none", hint)
-    contents = arrival.contents if len(arrival.contents) == len(run) else ()
-    made = msgspec.structs.replace(
-        arrival, at=tuple(run.sent_s.tolist()), contents=contents,
-        turns=tuple(((float(i), float(o)),) for i, o in zip(run.input_tok, run.output_tok)),
-    )  # fmt: skip
+    if isinstance(run, RunData):
+        contents = arrival.contents if len(arrival.contents) == len(run) else ()
+        turns = tuple(((float(i), float(o)),) for i, o in zip(run.input_tok, run.output_tok))
+        arrival = msgspec.structs.replace(arrival, at=tuple(run.sent_s.tolist()), contents=contents, turns=turns)
     names = {p.name for p in program.params}
     own = {key: float(value) for key, value in run.settings if key in names}
-    return with_params(msgspec.structs.replace(program, arrival=made), own)
+    return msgspec.structs.replace(program, arrival=arrival).with_params(own)
 
 
-def _expect(programs: Sequence[Program], data: Sequence[RunData]) -> None:
+def _expect(programs: Sequence[Program], data: Sequence[RunData | SummaryData]) -> None:
     """Tables with room for what the measured runs had at once: smaller ones would be compiled first, in vain."""
     from ..engine.host import expect
 
     there = served = 1
-    for run in data:
+    for run in (run for run in data if isinstance(run, RunData)):
         there = max(there, _at_once(run.sent_s, run.last_s))
         served = max(served, _at_once(run.first_s, run.last_s))
     for made in programs[:1]:
@@ -170,7 +160,7 @@ class Journal:
 def search(
     prog: Program,
     *,
-    data: Iterable[RunData | str | os.PathLike[str]],
+    data: Iterable[RunData | SummaryData | str | os.PathLike[str]],
     free: Iterable[str] | Mapping[str, tuple[float, float] | None],
     holdout: float,
     loss: Sequence[str],
@@ -187,7 +177,7 @@ def search(
     journal: str | os.PathLike[str] | None,
 ) -> Fit:
     """See `serqjax.fit.fit`."""
-    runs = [run if isinstance(run, RunData) else read(run) for run in data]
+    runs = [run if isinstance(run, (RunData, SummaryData)) else read_data(run) for run in data]
     guess = {p.name: p.value for p in prog.params}
     bounds = dict(free) if isinstance(free, Mapping) else dict.fromkeys(free)
     _check_arguments(runs, bounds, guess, loss, holdout, method)
@@ -196,7 +186,7 @@ def search(
     start = space.point(guess)
     head = {"free": {n: list(b) if b else None for n, b in bounds.items()}, "guess": start.tolist(), "seed": seed,
             "population": population, "method": method, "sigma": sigma, "loss": list(loss), "holdout": holdout,
-            "prior": prior, "runs": [[run.name, len(run)] for run in runs]}  # fmt: skip
+            "prior": prior, "runs": [[target.name, target.requests] for target in problem.targets]}  # fmt: skip
     notes = Journal(journal, head)
     tell = report or (lambda line: None)
 
@@ -218,27 +208,21 @@ def search(
         if generations > 0:
             begin = _search(score, space, begin, population, generations, sigma, seed + k, method, tell, k)
         ends.append(polish.descend(begin, WIDEST if generations > 0 else BOTTOM, f"start {k}"))
-    bottom = polish.bottom(*min(ends, key=lambda end: end[1]), last)
+    at, loss_there = min(ends, key=lambda end: end[1])
+    bottom = polish.bottom(at, loss_there, last)
     best, lowest = bottom.best, bottom.loss
     base = problem.simulate(best[None])[0]
-    errors = []
-    for run, found, keep in zip(runs, base, problem.fitted):
-        errors.append({"fitted": relative_errors(run, found, keep)})
-        if not keep.all():
-            errors[-1]["held_out"] = relative_errors(run, found, ~keep)
     tables = identify(space, bottom, problem.blocks, level, seed)
     return Fit(
         guess={n: guess[n] for n in space.names}, best=space.params(best), loss=lowest, level=level,
-        errors=tuple(errors), runs=tuple(run.name for run in runs), rows=tuple(len(run) for run in runs),
+        errors=tuple(target.errors(found) for target, found in zip(problem.targets, base)),
+        runs=tuple(run.name for run in runs), rows=tuple(target.requests for target in problem.targets),
         set_aside=tuple((run.name, *row) for run in runs for row in run.set_aside),
-        pairs=tuple(
-            {part: metrics(run, found, rows) for part, rows in (("fitted", keep), ("held_out", ~keep)) if rows.any()}
-            for run, found, keep in zip(runs, base, problem.fitted)
-        ), **tables,
+        pairs=tuple(target.pairs(found) for target, found in zip(problem.targets, base)), **tables,
     )  # fmt: skip
 
 
-def _check_arguments(runs: list[RunData], bounds: Mapping[str, Any], guess: Mapping[str, float], loss: Sequence[str],
+def _check_arguments(runs: Sequence[Any], bounds: Mapping[str, Any], guess: Mapping[str, float], loss: Sequence[str],
                      holdout: float, method: str) -> None:
     if not runs:
         raise ValueError("data is empty: give at least one run")

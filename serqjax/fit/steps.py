@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def read_steps(path: str | os.PathLike[str]) -> StepData:
     """
     if not Path(path).is_file():
         raise ProgramError.at(str(path), "there is no such file")
-    rows = table_rows(path, (*COLUMNS, "time_s"))
+    rows = table_rows(Path(path), (*COLUMNS, "time_s"))
     for number, row in enumerate(rows, 2):
         for what, empty in (("time_s", row["time_s"] == 0.0),
                             ("tokens", float(row["decodes"]) + float(row["prefill_tok"]) == 0.0)):  # fmt: skip
@@ -154,9 +155,10 @@ def _least_squares(design: np.ndarray, time_s: np.ndarray) -> np.ndarray:
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
     scaled = rows / scale
     first = nnls(scaled, np.ones(len(rows)))[0]
+    slopes: Any = {"jac": lambda x: scaled}  # the stubs of scipy know no function here
     found = least_squares(
-        lambda x: scaled @ x - 1.0, np.maximum(first, 1e-12), jac=lambda x: scaled, bounds=(0.0, np.inf),
-        loss="soft_l1", f_scale=ROBUST, x_scale="jac",
+        lambda x: scaled @ x - 1.0, np.maximum(first, 1e-12), **slopes, bounds=(0.0, np.inf), loss="soft_l1",
+        f_scale=ROBUST, x_scale="jac",
     )  # fmt: skip
     # at the bound of 0 the method stays inside by a little
     return np.where(found.x < 1e-9 * found.x.max(), 0.0, found.x) / scale
