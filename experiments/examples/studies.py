@@ -47,8 +47,8 @@ def main() -> None:
     # Which of two routers is better, and how sure is that: both under the same seeds. (Two small engines, conversations
     # of three turns; a tenth of the mean is precise enough here.)
     small = sq.deployments.vllm(num_gpu_blocks=500, max_num_seqs=8, max_num_batched_tokens=512)
-    talks = sq.workloads.sessions(session_rate=1.0, turns=3, first_prompt=500, new_prompt=100, think_s=1.0, output_len=20,
-                                  num_sessions=15)
+    talks = sq.workloads.sessions(session_rate=1.0, turns=3, first_prompt=500, new_prompt=100, think_s=1.0,
+                                  output_len=20, num_sessions=15)
     spread, sticky = (
         sq.program(sq.deployments.replicas(small, 2, router=router), talks, name=router)
         for router in ("round_robin", "prefix_affinity")
