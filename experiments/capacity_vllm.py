@@ -22,7 +22,7 @@ LIMIT = "500ms"
 #: Fresh seeds; the search takes its own from 0 on.
 FRESH = range(1_000_000, 1_000_128)
 #: Searches, each with seeds of its own.
-SEARCHES = 3
+SEARCHES = 2
 
 
 def program() -> sq.ir.Program:

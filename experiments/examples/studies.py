@@ -45,16 +45,17 @@ def main() -> None:
     assert cap.verdict == "found" and cap.interval[0] < cap.value < cap.interval[1]
 
     # Which of two routers is better, and how sure is that: both under the same seeds. (Two small engines, conversations
-    # that share nothing; a third of the mean is precise enough here.)
-    small = sq.deployments.vllm(num_gpu_blocks=200, max_num_seqs=8, max_num_batched_tokens=512)
-    talks = sq.workloads.sessions(session_rate=0.5, turns=3, think_s=1.0, output_len=20, num_sessions=15)
+    # of three turns; a tenth of the mean is precise enough here.)
+    small = sq.deployments.vllm(num_gpu_blocks=500, max_num_seqs=8, max_num_batched_tokens=512)
+    talks = sq.workloads.sessions(session_rate=1.0, turns=3, first_prompt=500, new_prompt=100, think_s=1.0,
+                                  output_len=20, num_sessions=15)
     spread, sticky = (
         sq.program(sq.deployments.replicas(small, 2, router=router), talks, name=router)
         for router in ("round_robin", "prefix_affinity")
     )
-    found = sq.compare(spread, sticky, metric="ttft.mean", precision=0.3, max_seeds=64)
+    found = sq.compare(spread, sticky, metric="ttft.mean", precision=0.1, max_seeds=64)
     print(found)
-    assert found.verdict in ("b_lower", "b_higher", "no_difference") and found.interval[0] < found.difference.value
+    assert found.verdict == "b_lower" and found.interval[1] < 0
 
 
 if __name__ == "__main__":

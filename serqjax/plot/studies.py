@@ -134,6 +134,8 @@ def draw_pareto(ax: Axes, frame: Any, x: str, y: str, *, less_y: bool = True, la
 
     **Arguments:** `labels`: columns whose values name the dots of the front. `less_y`: whether less of `y` is better.
     """
+    from matplotlib.ticker import MaxNLocator
+
     xs, ys = (frame[name].cast(float).to_numpy() for name in (x, y))
     ys = ys * scale
     front = pareto(xs, ys, less_y=less_y)
@@ -150,7 +152,7 @@ def draw_pareto(ax: Axes, frame: Any, x: str, y: str, *, less_y: bool = True, la
         more = f" (and {len(others)} equal)" if others else ""
         ax.annotate(words + more, place, xytext=(7, 5), textcoords="offset points", fontsize=8)
     if np.all(xs == np.round(xs)):
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel(x)
     ax.set_ylabel(label or y)
     ax.margins(x=0.15, y=0.12)
