@@ -16,7 +16,6 @@ from serqjax.report.raw import Verdict
 from tests.helpers import ROOT
 from tests.standin import oracle_engine
 
-
 SMOKE = ROOT / "tests" / "data" / "smoke.ir14.json"
 _ = oracle_engine
 

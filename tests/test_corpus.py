@@ -18,7 +18,6 @@ from serqjax.report.compare import differences, sample_differences
 from serqjax.report.raw import RawRun
 from serqjax.report.reference import reference_report
 
-
 DETERMINISTIC = [
     "claims",
     "det_chunk",

@@ -25,7 +25,6 @@ from serqjax.ir import program as ir
 from serqjax.ir.expr import Attr, Binary, Expr, Num, PoolState, Sample, StageState
 from serqjax.report.raw import RawRun, Verdict
 
-
 LEVEL = 0.999
 WIDEST = 0.01
 SEEDS = range(1000, 1256)
