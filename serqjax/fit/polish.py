@@ -49,7 +49,9 @@ class Polish:
         for _ in range(ROUNDS):
             loss = float(self.around(at, spread, self.size).losses[0])
             # noise shortens steps along what the data tell little of: all directions can be gone
-            step = self.judge(at, spread, loss).everywhere
+            found = self.judge(at, spread, loss)
+            # near the bottom only along what is told: the rest would drift
+            step = found.moved if spread < WIDEST / 2.0 else found.everywhere
             # shortened as a whole: cut in each parameter alone it would leave the ridge of a sum
             step = step * min(1.0, 2.0 * spread / max(np.abs(step).max(), 1e-300))
             self.tell(f"{name} cloud {spread:5.3f}       loss {loss:.5f}  " + numbers(self.space, at + step))

@@ -29,6 +29,8 @@ FOLDS, DRAWS = 4, 3
 SPLITS = 8
 #: Steps from the point to the least sum of squares of the curved surface.
 STEPS = 3
+#: A surface is believed up to this displacement in each log parameter.
+FURTHEST = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -229,7 +231,7 @@ def solve(surface: Surface, weights: Weights, basis: np.ndarray, data: np.ndarra
         force = (data - surface.at(found)) @ weighted
         if strength > 0.0:
             force = force + 2.0 * strength * (home - found) @ basis.T
-        found = found + force @ inverse @ basis
+        found = np.clip(found + force @ inverse @ basis, -FURTHEST, FURTHEST)
     return found
 
 
