@@ -58,7 +58,7 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
     from serqjax.engine import host
     from serqjax.engine.lane import Lane
     from serqjax.engine.make_plan import make_plan
-    from serqjax.engine.step import Config
+    from serqjax.engine.step import Config, Form
     from serqjax.engine.xla import prepare
     from serqjax.ir.expr import Num
     from serqjax.progress import NoProgress
@@ -71,7 +71,7 @@ def measure(form: str, name: str, repeats: int) -> dict[str, Any]:
     horizon_s, warmup_s, batch = PROGRAMS[name]
     prog = msgspec.structs.replace(sq.read(program_path(name)), horizon_s=Num(horizon_s), warmup_s=Num(warmup_s))
     turns: list[tuple[int, float]] = []
-    kinds = {"native": "native", "together": "together", "scalar": "one_by_one"}
+    kinds: dict[str, Form] = {"native": "native", "together": "together", "scalar": "one_by_one"}
     config = Config(form=kinds[form.split("_")[0]])
     made = {id(prog): make_plan(prog)}
     clock = CompileClock()

@@ -54,6 +54,9 @@ from .uniforms import draw_ahead
 from .views import cap
 
 
+Form = Literal["native", "one_by_one", "together"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Static switches of a compiled loop.
@@ -64,7 +67,7 @@ class Config:
     """
 
     check: bool = False
-    form: Literal["native", "one_by_one", "together"] = "native"
+    form: Form = "native"
 
     @property
     def together(self) -> bool:
@@ -78,7 +81,7 @@ def turn(
     job: Job,
     data: Data,
     tape: Tape,
-    go: Array,
+    go: Array | None,
     lanes: AbstractLanes,
 ) -> dict[str, Array]:
     """The state of one instance after one loop turn (vmapped with the axis name `lanes`)."""
