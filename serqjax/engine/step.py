@@ -53,7 +53,6 @@ from .state import EVENT, SETTLE, STAGES
 from .uniforms import draw_ahead
 from .views import cap
 
-
 Form = Literal["native", "one_by_one", "together"]
 
 

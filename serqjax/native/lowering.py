@@ -77,7 +77,7 @@ class Lowering:
         if isinstance(value, Buffer):
             return value
         if isinstance(value, Formula):
-            for root in value.aligned - value.others:
+            for root in sorted(value.aligned - value.others, key=lambda root: root.pointer):  # always the same text
                 if root.holders == 0 and not root.fixed and root.dtype == value.dtype and root.elements == value.size:
                     target = Buffer(value.shape, value.dtype, root)
                     self.em.write(target, value)
@@ -131,7 +131,7 @@ class Lowering:
         """Compute what small values of this scope read of a root, so that it can be written over."""
         scope = self.scopes[-1]
         readers = [(v, x) for v, x in scope.items() if root in roots_of(x)]
-        if sum(1 for _ in readers) != root.holders or any(
+        if len(readers) != root.holders or any(
             isinstance(x, Array) and 2 * x.size > root.elements for _, x in readers
         ):
             return
