@@ -41,13 +41,16 @@ class Drained:
         self.rows: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(lanes)] for name in self.NAMES}
 
     def take(self, counts: Mapping[str, np.ndarray], buffers: dict[str, Any]) -> None:
-        """Copy the filled rows. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote."""
+        """Keep the filled rows. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote, and no
+        other will."""
         for name, buffer in buffers.items():
             filled = np.flatnonzero(counts[name])
             if len(filled):
                 table = np.asarray(buffer)
                 for lane in filled:
-                    self.rows[name][lane].append(table[lane, : counts[name][lane]].copy())
+                    rows = table[lane, : counts[name][lane]]
+                    # a few rows are copied, so that the buffer need not be kept for them
+                    self.rows[name][lane].append(rows if 2 * len(rows) > table.shape[1] else rows.copy())
 
     def all(self, name: str, lane: int, width: int) -> np.ndarray:
         parts = self.rows[name][lane]
@@ -325,6 +328,9 @@ def sample_rows(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         return empty, empty.copy(), empty.copy(), empty.copy(), np.zeros((0,))
     turns, values = rows[:, 3::2], rows[:, 4::2]
     width = turns.shape[1]
+    if width == 1 and len(plan.sites) == 1 and rows[:, 0].all() and (turns >= 0).all():  # one observation a row
+        tick, serial, turn = np.ascontiguousarray(rows[:, 1:4].T, np.int64)
+        return np.full((len(rows),), plan.sites[0], np.int64), tick, serial, turn, rows[:, 4].copy()
     sites = np.zeros((2, width), np.int64)
     sites[0, : len(plan.init_sites)] = plan.init_sites
     sites[1, : len(plan.sites)] = plan.sites
@@ -343,7 +349,26 @@ def sample_rows(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, ...]:
 def request_rows(plan: Plan, s: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
     """Requests in the order they were sent; unfinished ones come from the live sessions."""
     table = rows.astype(np.int64, copy=False).reshape(-1, len(REQUEST_COLUMNS))
-    live = np.nonzero((s["pc"] >= 0) & s["open"])[0]
+    live = np.flatnonzero((s["pc"] >= 0) & s["open"])
+    if len(live):
+        table = np.concatenate([table, unfinished(s, live)])
+    sent = table[:, COLUMN["start_order"]]
+    if not rises(sent):
+        table = np.take(table, np.argsort(sent, kind="stable"), axis=0)
+    # a column in a row of its own: everything below, and the report, reads columns
+    table = np.ascontiguousarray(table.T)
+    refused = table[COLUMN["status"]] == RequestStatus.rejected
+    if refused.any():
+        table[COLUMN["responded"], refused] = -1
+        table[COLUMN["respond_order"], refused] = -1
+    known = table[COLUMN["confirm_order"]] >= 0
+    ranked(table[COLUMN["confirm_order"]], known & (table[COLUMN["confirmed"]] >= 0))
+    ranked(table[COLUMN["respond_order"]], table[COLUMN["respond_order"]] >= 0)
+    return {name: table[i] for name, i in COLUMN.items()}
+
+
+def unfinished(s: Mapping[str, np.ndarray], live: np.ndarray) -> np.ndarray:
+    """Rows of the requests that live sessions have open."""
     left = np.full((len(live), len(REQUEST_COLUMNS)), -1, np.int64)
     last = "client_last" if "client_last" in s else "last"
     for name, source in (
@@ -356,23 +381,19 @@ def request_rows(plan: Plan, s: Mapping[str, np.ndarray], rows: np.ndarray) -> d
         left[:, COLUMN["status"]] = np.where(queued, RequestStatus.queued, RequestStatus.running)
     else:
         left[:, COLUMN["status"]] = RequestStatus.running
-    table = np.concatenate([table, left])
-    # a column in a row of its own: everything below, and the report, reads columns
-    table = np.ascontiguousarray(table[np.argsort(table[:, COLUMN["start_order"]], kind="stable")].T)
-    refused = table[COLUMN["status"]] == RequestStatus.rejected
-    if refused.any():
-        table[COLUMN["responded"], refused] = -1
-        table[COLUMN["respond_order"], refused] = -1
-    for name in ("confirm_order", "respond_order"):
-        # places among all such recordings, from 0
-        column = table[COLUMN[name]]
-        known = column >= 0
-        if name == "confirm_order":
-            known &= table[COLUMN["confirmed"]] >= 0
-        rows_known = np.flatnonzero(known)
-        column[~known] = -1
-        column[rows_known[np.argsort(column[rows_known], kind="stable")]] = np.arange(len(rows_known))
-    return {name: table[i] for name, i in COLUMN.items()}
+    return left
+
+
+def rises(column: np.ndarray) -> bool:
+    return bool((column[1:] >= column[:-1]).all())
+
+
+def ranked(column: np.ndarray, known: np.ndarray) -> None:
+    """Replace recorded sequence numbers by their places among all of them, from 0; -1 where none is known."""
+    rows = np.flatnonzero(known)
+    values = column[rows]
+    column[:] = -1
+    column[rows if rises(values) else rows[np.argsort(values, kind="stable")]] = np.arange(len(rows))
 
 
 def action_rows(rows: np.ndarray) -> np.ndarray:
