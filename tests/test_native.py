@@ -96,6 +96,16 @@ def test_integers_and_booleans_convert_to_every_dtype():
     assert_same(lambda a, f: [x.astype(k) for x in (a, a.astype(jnp.int32), f) for k in kinds], LONG, FLAGS)
 
 
+def test_axes_of_one_element_go_along_with_longer_ones():
+    def f(a: Any, b: Any) -> Any:
+        row, column = a.astype(jnp.int32)[None, :], jnp.arange(2, dtype=jnp.int32)[:, None]
+        same = row == column
+        apart = (a[:, None] - a[None, :]).max(0)
+        return same, same.sum(1), jnp.where(same, b[None, :], 0.0).sum(1), apart, column * row
+
+    assert_same(f, LONG % 3, REAL2)
+
+
 def test_reductions():
     def f(a: Any, b: Any, m: Any) -> Any:
         return (

@@ -15,7 +15,7 @@ from serqjax import ir
 from serqjax.engine import simulate
 from serqjax.engine.host import Batch, SharedProgress, settings
 from serqjax.engine.make_plan import make_plan
-from serqjax.engine.step import Config
+from serqjax.engine.step import Config, Form
 from serqjax.ir import program as p
 from serqjax.progress import NoProgress
 
@@ -71,14 +71,14 @@ def drawing_program() -> p.Program:
     )
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_every_kind_of_draw_equals_the_sequential_reading(together: bool) -> None:
+@pytest.mark.parametrize("form", ["native", "one_by_one", "together"])
+def test_every_kind_of_draw_equals_the_sequential_reading(form: Form) -> None:
     program = drawing_program()
     made = {id(program): make_plan(program)}
     plan = made[id(program)][0]
     assert all(plan.blocks[kind] for kind in ("init", "turn", "own", "gap", "machine"))
     with settings():
-        config = Config(check=True, together=together)
+        config = Config(check=True, form=form)
         batch = Batch.build(plan, made, [program] * len(SEEDS), SEEDS, config, True, False)
         runs = batch.run(None, SharedProgress(NoProgress(), len(SEEDS)))
     for seed, run in zip(SEEDS, runs):

@@ -184,12 +184,12 @@ def vllm(
 
 
 LOADS = {
-    "low": vllm(64, 8_010, 0.05, 300.0),
-    "medium": vllm(256, 80_100, 0.1, 300.0),
-    "busy": vllm(256, 80_100, 0.2, 200.0),
-    "collapsed": vllm(64, 8_010, 0.3, 200.0),
-    "mm1": Load(MM1_DEPLOYMENT, MM1_WORKLOAD, {"lam": 0.7}, 20_000.0, 1_000.0, (2_000.0, 100.0)),
-    "fifo_hold": Load(FIFO_HOLD_DEPLOYMENT, FIFO_HOLD_WORKLOAD, {"lam": 2.0}, 5_000.0, 500.0, (500.0, 50.0)),
+    "low": vllm(64, 8_010, 0.05, 600.0),
+    "medium": vllm(256, 80_100, 0.1, 600.0),
+    "busy": vllm(256, 80_100, 0.2, 400.0),
+    "collapsed": vllm(64, 8_010, 0.3, 400.0),
+    "mm1": Load(MM1_DEPLOYMENT, MM1_WORKLOAD, {"lam": 0.7}, 20_000.0, 1_000.0, (6_000.0, 300.0)),
+    "fifo_hold": Load(FIFO_HOLD_DEPLOYMENT, FIFO_HOLD_WORKLOAD, {"lam": 2.0}, 5_000.0, 500.0, (1_500.0, 150.0)),
     "no_licence": vllm(256, 80_100, 0.2, 100.0, two_moving_variables),
     "srpt": vllm(256, 80_100, 0.2, 60.0, least_remaining_first),
 }

@@ -56,6 +56,13 @@ def moved(
 # ---------------------------------------------------------------- elementwise
 
 
+def stretched(low: Lowering, value: Array, shape: tuple[int, ...]) -> Array:
+    """An operand whose axes of one element go along with axes of the result that have more."""
+    old = value.shape
+    assert len(old) == len(shape) and all(a in (1, b) for a, b in zip(old, shape)), (old, shape)
+    return moved(low, value, shape, value.dtype, lambda place: [0 if n == 1 else i for n, i in zip(old, place)])
+
+
 def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
     rule = SCALAR_RULES[eqn.primitive.name]
     kinds = [dtype_of(v) for v in eqn.invars]
@@ -63,6 +70,11 @@ def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
     em, params = low.em, eqn.params
     if not shape:
         return rule(em, params, kinds, dtype, args)  # type: ignore[arg-type]
+    if any(isinstance(a, Array) and a.shape != shape for a in args):
+        args = low.all_steady(args)
+        for a in args:
+            drop(a)
+        args = [stretched(low, a, shape) if isinstance(a, Array) and a.shape != shape else a for a in args]
 
     def one(place: Place) -> Scalar:
         return rule(em, params, kinds, dtype, [element(low, a, place) for a in args])
