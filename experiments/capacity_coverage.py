@@ -16,10 +16,13 @@ import statistics
 import sys
 from pathlib import Path
 
-import serqjax as sq
-from serqjax import ir
-from serqjax.ir.expr import Attr, Num, Param, Sample
-from serqjax.study.capacity import Capacity
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import serqjax as sq  # noqa: E402
+from experiments.rows import append_row, rows_of  # noqa: E402
+from serqjax import ir  # noqa: E402
+from serqjax.ir.expr import Attr, Num, Param, Sample  # noqa: E402
+from serqjax.study.capacity import Capacity  # noqa: E402
 
 MEAN_SERVICE_S = 1.0
 TRUE_RATE = 0.7
@@ -62,9 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a JSON line each; those that are there stay")
     options = parser.parse_args(argv)
     sq.use_compilation_cache()
-    rows = []
-    if options.out is not None and options.out.exists():
-        rows = [json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]
+    rows = rows_of(options.out)
     for repetition in range(options.first + len(rows), options.first + options.repetitions):
         found = ask(repetition)
         low, high = found.interval
@@ -72,9 +73,7 @@ def main(argv: list[str] | None = None) -> int:
                "interval": [round(low, 4), round(high, 4)], "holds": bool(low <= TRUE_RATE <= high)}
         rows.append(row)
         print(json.dumps(row), flush=True)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        append_row(options.out, row)
     halves = [(row["interval"][1] - row["interval"][0]) / 2 / row["value"] for row in rows]
     print(f"the true rate {TRUE_RATE} lies in {sum(row['holds'] for row in rows)} of {len(rows)} intervals; "
           f"half-widths: median {statistics.median(halves):.2%}, largest {max(halves):.2%}")

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import serqjax as sq  # noqa: E402
 from experiments.erlang_grid import queue  # noqa: E402
+from experiments.rows import append_row, rows_of  # noqa: E402
 
 #: Arrivals per second of A and of B; service of mean 1 s.
 RATES = 0.6, 0.5
@@ -43,15 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a JSON line each; those that are there stay")
     options = parser.parse_args(argv)
     sq.use_compilation_cache()
-    rows = []
-    if options.out is not None and options.out.exists():
-        rows = [json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]
+    rows = rows_of(options.out)
     for repetition in range(len(rows), options.repetitions):
         rows.append(ask(repetition))
         print(json.dumps(rows[-1]), flush=True)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+        append_row(options.out, rows[-1])
     halves = [(row["interval_s"][1] - row["interval_s"][0]) / 2 for row in rows]
     print(f"the true difference {TRUE_DIFFERENCE_S:g} s lies in {sum(row['holds'] for row in rows)} of {len(rows)} "
           f"intervals; half-widths: median {statistics.median(halves):.3g} s, largest {max(halves):.3g} s")

@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.fit_recover import IDENTIFIED, OFF, TRUTH, program_of, runs_of  # noqa: E402
+from experiments.rows import append_row, rows_of  # noqa: E402
 from serqjax.cache import use_compilation_cache  # noqa: E402
 from serqjax.fit import Fit, fit  # noqa: E402
 
@@ -65,17 +66,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="JSON lines, one per repetition")
     args = parser.parse_args(argv)
     use_compilation_cache()
-    rows = []
-    if args.out and args.out.is_file():
-        rows = [json.loads(line) for line in args.out.read_text(encoding="utf-8").splitlines()]
+    rows = rows_of(args.out)
     there = {row["seed"] for row in rows}
     wanted = [seed for seed in range(args.first, args.first + args.repetitions) if seed not in there]
     for row in repeated(of_the_design, TRUTH, wanted):
         rows.append(row)
         print(json.dumps(row), file=sys.stderr)
-        if args.out:
-            with args.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        append_row(args.out, row)
     print(json.dumps(summary(rows), indent=1))
     return 0
 

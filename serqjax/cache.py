@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 from pathlib import Path
+
+from .files import write_whole
 
 
 def cache_dir() -> Path:
@@ -24,12 +26,8 @@ def kept_code(digest: str) -> Path | None:
 
 def keep_code(path: Path, code: bytes) -> None:
     """Write machine code so that other processes see all of it or nothing; where that fails, nothing is kept."""
-    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    try:
-        temporary.write_bytes(code)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        write_whole(path, code)
 
 
 def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> None:

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from small_engine import serve
 
 import oracle
 import serqjax as sq
@@ -17,7 +18,6 @@ from serqjax.fit.intervals import identify
 from serqjax.fit.measured import Shares, block_names, times_of
 from serqjax.fit.optimisers import OPTIMISERS, Space
 from serqjax.fit.surface import Bottom, Scored, blocks, near
-from serqjax.ir import Attr, End, Enter, Inf, Leave, Listed, Num, Respond, Run, Step, Turn
 
 ROW = {"queued_ts": 5.0, "first_token_ts": 5.2, "last_token_ts": 6.2, "input_toks": 100, "output_toks": 11}
 
@@ -168,21 +168,10 @@ def test_both_optimisers_find_the_bottom_of_a_bowl():
 def small_engine(at, new, out, **numbers):
     """An engine of four seats without limits of memory."""
     b = Builder()
-    for attr in ("new", "out"):
-        b.attr(attr)
-    b.pool("reqs", cap=Num(4.0), admit_via="gpu")
-    b.pool("kv", cap=Inf())
     for name, value in numbers.items():
         b.param(name, value, "s")
-    b.stage("gpu", Step(budget=Num(64.0), cost=b("base_s + per_decode_s * Ndec + per_prefill_tok_s * Npre")))
-    b.scope("request", b.take("reqs", 1), b.take("kv", "Min(new, BudgetLeft(gpu))"), reentry="prefill")
-    b.state("prefill", exit=Run("gpu", "Prefill", Attr("new"), "decode", grows="kv"), scope="request")
-    b.state("decode", exit=Run("gpu", "Decode", b("out - 1"), "done", grows="kv"), scope="request")
-    b.state("done", exit=Leave("answered"), scope="request")
-    b.state("answered", Respond(), exit=End())
-    b.state("start", Turn(), exit=Enter("request"))
-    turns = tuple(((float(n), float(o)),) for n, o in zip(new, out))
-    return b.program("start", Listed(at=tuple(map(float, at)), turn_attrs=("new", "out"), turns=turns))
+    cost = "base_s + per_decode_s * Ndec + per_prefill_tok_s * Npre"
+    return serve(b, cost, at, list(zip(new, out, strict=True)))
 
 
 COSTS = {"base_s": 10e-3, "per_decode_s": 2e-3, "per_prefill_tok_s": 100e-6}

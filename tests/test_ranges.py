@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from small_engine import serve
 
 import oracle
 import serqjax as sq
 from serqjax.builder import Builder
 from serqjax.costs import Cost
 from serqjax.errors import RangeWarning
-from serqjax.ir import Attr, End, Enter, Inf, Leave, Listed, Num, Respond, Run, Step, Turn
 from serqjax.ir.grids import Axis, Grid
 from serqjax.ranges import outside, watch_tables
 
@@ -19,21 +19,8 @@ ROWS = tuple((float(tokens), 0.001 * tokens) for tokens in (1, 8, 16))
 def program_of(prompts, reads):
     """Requests one after the other through a small engine whose step cost is a table."""
     b = Builder()
-    for attr in ("new", "out"):
-        b.attr(attr)
-    b.pool("reqs", cap=Num(4.0), admit_via="gpu")
-    b.pool("kv", cap=Inf())
     grid = b.table(Grid(name="dense", axes=(Axis(name="tokens"),), rows=ROWS))
-    b.stage("gpu", Step(budget=Num(64.0), cost=b(f"0.001 + {grid}({reads})")))
-    b.scope("request", b.take("reqs", 1), b.take("kv", "Min(new, BudgetLeft(gpu))"), reentry="prefill")
-    b.state("prefill", exit=Run("gpu", "Prefill", Attr("new"), "decode", grows="kv"), scope="request")
-    b.state("decode", exit=Run("gpu", "Decode", b("out - 1"), "done", grows="kv"), scope="request")
-    b.state("done", exit=Leave("answered"), scope="request")
-    b.state("answered", Respond(), exit=End())
-    b.state("start", Turn(), exit=Enter("request"))
-    turns = tuple(((float(n), 4.0),) for n in prompts)
-    at = tuple(float(i) for i in range(len(prompts)))
-    return b.program("start", Listed(at=at, turn_attrs=("new", "out"), turns=turns))
+    return serve(b, f"0.001 + {grid}({reads})", range(len(prompts)), [(n, 4) for n in prompts])
 
 
 def test_iterations_outside_are_counted_in_both_engines():

@@ -115,7 +115,7 @@ class Lane:
 
         XLA on CPU has no fusion with several outputs: every array that a turn carries would recompute the whole
         chain behind it. The operands of a conditional are stored, whatever its branches do; `go` is true at
-        run time and unknown to the compiler. A kernel has no `go` and needs no fence.
+        run time and unknown to the compiler. Native code and kernels have no `go` and need no fence.
         """
         if self.go is None:
             return tuple(jnp.asarray(v) for v in values)

@@ -78,14 +78,22 @@ def native_loop(plan: Plan, config: Config) -> Callable[..., Any]:
         layout, lanes = state.layout, len(next(iter(state.rows.values())))
         arrays = {name: layout.view(state.rows, name) for name, _, _ in layout.arrays}
         buffers = {name: np.zeros((lanes, *shape), dtype) for name, dtype, shape in layout.buffers}
-        try:
-            done = function(arrays | buffers, (job, tape), (data, np.int64(turns)))
-        except NotImplementedError as error:
-            warnings.warn(SLOW.format(error=error, version=jax.__version__), stacklevel=2)
-            return by_xla(state, jax.device_put(job), jax.device_put(data), jax.device_put(tape), turns)
+        done = function(arrays | buffers, (job, tape), (data, np.int64(turns)))
         return (state, buffers), int(done.sum())
 
-    by_xla = xla_loop(plan, dataclasses.replace(config, form="one_by_one"))
+    return or_by_xla(run, xla_loop(plan, dataclasses.replace(config, form="one_by_one")))
+
+
+def or_by_xla(native: Callable[..., Any], by_xla: Callable[..., Any]) -> Callable[..., Any]:
+    """`native`, or `by_xla`, which takes and returns the same, where an operation is not known: it says so."""
+
+    def run(*args: Any) -> Any:
+        try:
+            return native(*args)
+        except NotImplementedError as error:  # before anything has run: the code is made first
+            warnings.warn(SLOW.format(error=error, version=jax.__version__), stacklevel=2)
+            return by_xla(*jax.device_put(args))
+
     return run
 
 
@@ -156,12 +164,17 @@ def final_needs(plan: Plan) -> Callable[..., Any]:
 
     function = Function(one)
 
-    def run(state: Packed, job: Job, data: Data, tape: Tape) -> np.ndarray:
+    def native(state: Packed, job: Job, data: Data, tape: Tape) -> np.ndarray:
         rows = jax.tree.map(np.asarray, state.rows)
         arrays = {name: state.layout.view(rows, name) for name, _, _ in state.layout.arrays}
         return function((), (arrays, job, tape), data)
 
-    return run
+    def by_xla(state: Packed, job: Job, data: Data, tape: Tape) -> Array:
+        return jax.vmap(lambda rows, job, tape: one((), (state.layout.unpack(rows), job, tape), data)[1])(
+            state.rows, job, tape
+        )
+
+    return or_by_xla(native, jax.jit(by_xla))
 
 
 @functools.lru_cache(maxsize=256)

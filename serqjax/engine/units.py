@@ -1,7 +1,7 @@
 """Units of work: how a batch is shared among threads, and a compiled loop among units.
 
-A unit is some instances in the lanes of one compiled loop. All units have equally many lanes, so that a program
-compiles once; how many of them hold an instance is free, and a lane without one costs next to nothing.
+A unit is some instances in the lanes of one compiled loop. Native code takes any number of lanes. What XLA compiles has
+equally many in all units, so that a program compiles once; a lane without an instance costs next to nothing.
 """
 
 from __future__ import annotations

@@ -17,14 +17,12 @@ import numpy as np
 from .emitter import NotWide, Steps, constant, is_float
 from .scalars import RULES as SCALAR_RULES
 from .scalars import convert
-from .values import ROW, Array, Buffer, Cells, Formula, Place, Scalar, Value, drop, flat_place, in_registers, roots_of
+from .values import FEW, ROW, Array, Buffer, Cells, Formula, Place, Scalar, Value, flat_place, in_registers, roots_of
 
 if TYPE_CHECKING:
     from .lowering import Lowering
 
 INDEX = np.dtype("int64")
-#: Elements up to which a reduction is written out.
-FEW = 4
 
 Rule = Callable[["Lowering", Any, list[Value]], Value]
 
@@ -69,11 +67,9 @@ def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
     shape, dtype = shape_and_dtype(eqn)
     em, params = low.em, eqn.params
     if not shape:
-        return rule(em, params, kinds, dtype, args)  # type: ignore[arg-type]
+        return rule(em, params, kinds, dtype, [a for a in args if not isinstance(a, Array)])
     if any(isinstance(a, Array) and a.shape != shape for a in args):
         args = low.all_steady(args)
-        for a in args:
-            drop(a)
         args = [stretched(low, a, shape) if isinstance(a, Array) and a.shape != shape else a for a in args]
 
     def one(place: Place) -> Scalar:
@@ -388,8 +384,6 @@ def gather(low: Lowering, eqn: Any, args: list[Value]) -> Value:
     assert all(sizes[axis] == 1 for axis in single)
     value, indices = low.all_steady([value, indices])
     assert isinstance(value, Array) and isinstance(indices, Array)
-    for x in (value, indices):
-        drop(x)
     em, kind = low.em, indices.dtype
     batch = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
 

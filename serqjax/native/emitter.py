@@ -32,8 +32,6 @@ TYPES = {
 LINE = 64
 #: Elements that are computed together along the last axis of a loop.
 WIDTH = 8
-
-
 #: Elements up to which such a loop is written out.
 WRITTEN_OUT = 64
 
@@ -71,11 +69,11 @@ def wrapped(value: int, dtype: np.dtype) -> int:
     return value - (1 << bits) if dtype.kind == "i" and value >> (bits - 1) else value
 
 
-def constant(value: object, dtype: np.dtype) -> Scalar:
+def constant(value: Any, dtype: np.dtype) -> Scalar:
     """A number of the host as a constant of a dtype."""
     if dtype.kind == "b":
         return bool(value)
-    return float(value) if is_float(dtype) else int(value)  # type: ignore[arg-type]
+    return float(value) if is_float(dtype) else int(value)
 
 
 def operand(value: Scalar, dtype: np.dtype) -> str:
@@ -212,7 +210,7 @@ class Emitter:
         self.declared[full] = f"declare {result} @{full}({', '.join(self.kind(k, wide) for k in kinds)})"
         return self.result(f"call {result} @{full}({', '.join(texts)})", wide)
 
-    def library(self, name: str, args: Sequence[Scalar]) -> Scalar:
+    def c_function(self, name: str, args: Sequence[Scalar]) -> Scalar:
         """A function of the C library, of doubles."""
         if any(isinstance(a, Wide) for a in args):
             raise NotWide
@@ -435,11 +433,10 @@ class Emitter:
                 state = step(state, element((*place, Steps(i))))
             return state
 
-        def row(i: str, inner: list[tuple[Scalar, np.dtype]]) -> list[Scalar]:
-            new = step(inner[0][0], element((*place, Steps(i))))
-            return [new]
-
-        return self.carry(shape[0], WIDTH, [(state, dtype)], row)[0]
+        return self.carry(
+            shape[0], WIDTH, [(state, dtype)],
+            lambda i, inner: [step(inner[0][0], element((*place, Steps(i))))],
+        )[0]  # fmt: skip
 
     def together(self, dtype: np.dtype, step: Callable[[Scalar, Scalar], Scalar], value: Scalar) -> Scalar:
         """The elements of a wide register combined."""

@@ -20,13 +20,14 @@ import numpy as np
 
 from ..cache import keep_code, kept_code
 from .emitter import Emitter
-from .lowering import FEW, Lowering
-from .values import Array, Buffer, Cells, Root, Value
+from .lowering import Lowering
+from .values import FEW, Array, Buffer, Cells, Root, Value
 
 #: What listeners of `jax.monitoring` hear after each compilation, with its seconds (tracing is an event of JAX's own).
 COMPILED = "/serqjax/native/compile_duration"
 
 _lock = threading.Lock()
+
 
 def machine() -> Any:
     """The target: this machine. An engine owns its own."""

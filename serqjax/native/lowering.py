@@ -21,10 +21,25 @@ import numpy as np
 
 from .arrays import RULES, element
 from .emitter import Block, Emitter, constant
-from .values import ROW, Array, Buffer, Cells, Formula, Root, Scalar, Value, drop, hold, in_registers, roots_of
+from .values import (
+    FEW,
+    ROW,
+    Array,
+    Buffer,
+    Cells,
+    Formula,
+    Place,
+    Root,
+    Scalar,
+    Value,
+    changed,
+    drop,
+    held,
+    hold,
+    in_registers,
+    roots_of,
+)
 
-#: Elements up to which an array lives in registers.
-FEW = 4
 #: Equations of a loop of known length up to which its rounds are written one after the other.
 WRITTEN_OUT = 500
 
@@ -91,20 +106,15 @@ class Lowering:
 
     def steady(self, value: Value) -> Value:
         """A value that can be read many times."""
-        return self.settled(value) if isinstance(value, Formula) and not value.cheap else value
-
-    def settled(self, value: Array) -> Array:
+        if not isinstance(value, Formula) or value.cheap:
+            return value
         return self.small(value) if value.size <= FEW else self.in_memory(value)
 
     def apart(self, value: Array, target: Array) -> Array:
         """`value`, safe from stores to `target`."""
         if not (value.roots & target.roots):
             return value
-        if value.size <= FEW:
-            return self.small(value)
-        copy = self.em.fresh(value.shape, value.dtype)
-        self.em.write(copy, value)
-        return copy
+        return self.small(value) if value.size <= FEW else self.copied(value)
 
     def writable(self, value: Array) -> Buffer:
         """Memory with the elements of `value`, of which nobody else reads anything."""
@@ -162,53 +172,45 @@ class Lowering:
             self.kept.append(value)
         return self.constants[id(value)]
 
-    def closed(self, jaxpr: Any, args: Sequence[Value], wanted: Sequence[bool]) -> list[Value]:
+    def closed(self, jaxpr: Any, args: Sequence[Value], wanted: Sequence[bool]) -> list[Any]:
         return self.run(jaxpr.jaxpr, [self.constant(c) for c in jaxpr.consts], args, wanted)
 
-    def run(
-        self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value], wanted: Sequence[bool]
-    ) -> list[Value]:
+    def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value], wanted: Sequence[bool]) -> list[Any]:
         """Write all needed equations; the results that are wanted (None for others)."""
         uses = self.uses_of(jaxpr, tuple(wanted))
         scope: dict[Any, Value] = {}
         self.scopes.append(scope)
-
-        def bind(variable: Any, value: Value) -> None:
-            if variable not in uses.counts:
-                return
-            if isinstance(value, Array):
-                if value.size <= (ROW if in_registers(value) else FEW):
-                    value = self.small(value)
-                elif isinstance(value, Formula) and uses.counts[variable] > 1 and not value.cheap:
-                    value = self.in_memory(value)
-            scope[variable] = value
-            hold(value)
-
-        given = [*consts, *args]
-        for value in given:
-            hold(value)
-        for variable, value in zip([*jaxpr.constvars, *jaxpr.invars], given):
-            drop(value)
-            bind(variable, value)
+        self.bind(scope, uses, [*jaxpr.constvars, *jaxpr.invars], [*consts, *args])
         for i, eqn in enumerate(jaxpr.eqns):
             if not uses.needed[i]:
                 continue
-            args_ = [self.read(scope, v) for v in eqn.invars]
+            operands = [self.read(scope, v) for v in eqn.invars]
             for v in {v for v in eqn.invars if not is_literal(v)}:
                 if uses.last[v] == i:
                     drop(scope.pop(v))
-            wants = [v in uses.counts for v in eqn.outvars]
-            made = self.equation(eqn, args_, wants)
-            for value in made:
-                hold(value)
-            for v, value in zip(eqn.outvars, made):
-                drop(value)
-                bind(v, value)
-        found = [self.read(scope, v) if on else None for v, on in zip(jaxpr.outvars, wanted)]
+            found = self.equation(eqn, operands, [v in uses.counts for v in eqn.outvars])
+            self.bind(scope, uses, eqn.outvars, found)
+        results = [self.read(scope, v) if on else None for v, on in zip(jaxpr.outvars, wanted)]
         for value in scope.values():
             drop(value)
         self.scopes.pop()
-        return found  # type: ignore[return-value]
+        return results
+
+    def bind(self, scope: dict[Any, Value], uses: Uses, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give variables their values, where these are read: small ones in registers, formulas that are read more than
+        once in memory."""
+
+        def kept(i: int, value: Any) -> Any:
+            if not isinstance(value, Array) or variables[i] not in uses.counts:
+                return value
+            if value.size <= (ROW if in_registers(value) else FEW):
+                return self.small(value)
+            return self.steady(value) if uses.counts[variables[i]] > 1 else value
+
+        for variable, value in zip(variables, changed(values, kept)):
+            if variable in uses.counts:
+                scope[variable] = value
+                hold(value)
 
     def read(self, scope: dict[Any, Value], atom: Any) -> Value:
         if is_literal(atom):
@@ -232,19 +234,13 @@ class Lowering:
             return self.scan(eqn, args, wanted)
         raise NotImplementedError(name)
 
-    # ------------------------------------------------------------ conditionals
-
     def all_steady(self, values: Sequence[Value]) -> list[Value]:
-        """Values that can each be read many times, held; none is written over another."""
-        for value in values:
-            hold(value)
-        found = []
-        for value in values:
-            drop(value)
-            value = self.steady(value)
-            hold(value)
-            found.append(value)
-        return found
+        """Values that can each be read many times."""
+        return changed(values, lambda _, value: self.steady(value))
+
+    def scalars(self, value: Value) -> list[Scalar]:
+        """All elements of a small value."""
+        return list(self.em.elements(value)) if isinstance(value, Array) else [value]
 
     # ------------------------------------------------------------ conditionals
 
@@ -252,11 +248,10 @@ class Lowering:
         which, *operands = args
         branches, em = eqn.params["branches"], self.em
         kind = np.dtype(eqn.invars[0].aval.dtype)
+        assert not isinstance(which, Array)
         if not isinstance(which, str):
-            return self.closed(branches[min(max(int(which), 0), len(branches) - 1)], operands, wanted)  # type: ignore[arg-type]
+            return self.closed(branches[min(max(int(which), 0), len(branches) - 1)], operands, wanted)
         operands = self.all_steady(operands)
-        for x in operands:
-            drop(x)
         starts = [em.new_block() for _ in branches]
         with em.scope():
             for i, start in enumerate(starts[:-1]):
@@ -302,8 +297,7 @@ class Lowering:
             em.block = end
             with em.scope():
                 for k in few:  # before anything is written over
-                    value = branch[k]
-                    cells[k].append(list(em.elements(value)) if isinstance(value, Array) else [value])
+                    cells[k].append(self.scalars(branch[k]))
                 self.bring({k: (target, branch[k]) for k, target in places.items()})
             lasts.append(em.block)
         join = em.new_block()
@@ -355,26 +349,20 @@ class Lowering:
     # ------------------------------------------------------------ loops
 
     def homes(self, variables: Any, values: Sequence[Value]) -> list[Value]:
-        """What a loop carries when it begins: small values in registers, arrays in memory of its own, held."""
-        for value in values:
-            hold(value)
-        found: list[Value] = []
-        for variable, value in zip(variables, values):
-            drop(value)
-            shape, dtype = tuple(variable.aval.shape), np.dtype(variable.aval.dtype)
-            if not isinstance(value, Array):
-                found.append(value)
-                continue
-            if value.size <= FEW:
-                home: Array = self.small(value)
-            elif isinstance(value, Buffer):
-                free = value.whole and not self.shared(value)
-                home = Buffer(shape, dtype, value.root) if free else self.copied(value)
-            else:
-                home = self.in_memory(value)
-            hold(home)
-            found.append(home)
-        return found
+        """What a loop carries when it begins: small values in registers, arrays in memory of its own."""
+
+        def home(i: int, value: Value) -> Value:
+            return self.home(value, tuple(variables[i].aval.shape)) if isinstance(value, Array) else value
+
+        return changed(values, home)
+
+    def home(self, value: Array, shape: tuple[int, ...]) -> Array:
+        if value.size <= FEW:
+            return self.small(value)
+        if not isinstance(value, Buffer):
+            return self.in_memory(value)
+        free = value.whole and not self.shared(value)
+        return Buffer(shape, value.dtype, value.root) if free else self.copied(value)
 
     def carried(self, values: Sequence[Value], dtypes: Sequence[np.dtype]) -> tuple[list[Value], list[list[str]]]:
         """The same inside the loop, and the names of its registers."""
@@ -394,12 +382,7 @@ class Lowering:
 
     def again(self, inside: Sequence[Value], found: Sequence[Value]) -> list[list[Scalar]]:
         """At the end of a round: the registers' new values; arrays are back where they were."""
-        cells: list[list[Scalar]] = []
-        for old, new in zip(inside, found):
-            if isinstance(old, Buffer):
-                cells.append([])
-            else:
-                cells.append(list(self.em.elements(new)) if isinstance(new, Array) else [new])
+        cells = [[] if isinstance(old, Buffer) else self.scalars(new) for old, new in zip(inside, found)]
         self.bring({k: (old, found[k]) for k, old in enumerate(inside) if isinstance(old, Buffer)})
         return cells
 
@@ -408,38 +391,34 @@ class Lowering:
         names: Sequence[Sequence[str]], ends: Sequence[Sequence[Scalar]],
     ) -> None:  # fmt: skip
         for dtype, start, row, last in zip(dtypes, starts, names, ends):
-            first = start.elements if isinstance(start, Cells) else [start]
-            for name, a, b in zip(row, first, last):
-                self.em.phi(header, dtype, [(a, before), (b, back)], name)  # type: ignore[list-item]
+            if not isinstance(start, Buffer):
+                for name, a, b in zip(row, self.scalars(start), last):
+                    self.em.phi(header, dtype, [(a, before), (b, back)], name)
 
     def while_(self, eqn: Any, args: list[Value], wanted: list[bool]) -> list[Value]:
         em, params = self.em, eqn.params
         n, m = params["cond_nconsts"], params["body_nconsts"]
-        values = self.all_steady(args[: n + m])
-        for value in args[n + m :]:
-            hold(value)
+        with held(args[n + m :]):
+            values = self.all_steady(args[: n + m])
         tests, consts = values[:n], values[n:]
-        for value in args[n + m :]:
-            drop(value)
         dtypes = [np.dtype(v.aval.dtype) for v in eqn.outvars]
-        starts = self.homes(eqn.outvars, args[n + m :])
-        inside, names = self.carried(starts, dtypes)
-        before, header = em.block, em.new_block()
-        em.jump(header)
-        em.block = header
-        test = self.closed(params["cond_jaxpr"], [*tests, *inside], [True])[0]
-        body, after = em.new_block(), em.new_block()
-        em.branch(test, body, after)  # type: ignore[arg-type]
-        em.block = body
-        for value in starts:
-            drop(value)
-        with em.scope():
-            found = self.closed(params["body_jaxpr"], [*consts, *inside], [True] * len(inside))
-            ends = self.again(inside, found)
-        em.jump(header)
+        with held(values):
+            starts = self.homes(eqn.outvars, args[n + m :])
+            inside, names = self.carried(starts, dtypes)
+            before, header = em.block, em.new_block()
+            em.jump(header)
+            em.block = header
+            with held(starts):
+                test = self.closed(params["cond_jaxpr"], [*tests, *inside], [True])[0]
+            assert not isinstance(test, Array)
+            body, after = em.new_block(), em.new_block()
+            em.branch(test, body, after)
+            em.block = body
+            with em.scope():
+                found = self.closed(params["body_jaxpr"], [*consts, *inside], [True] * len(inside))
+                ends = self.again(inside, found)
+            em.jump(header)
         self.registers(header, before, em.block, dtypes, starts, names, ends)
-        for value in values:
-            drop(value)
         em.block = after
         return inside
 
@@ -450,33 +429,24 @@ class Lowering:
             raise NotImplementedError("scan of no length")
         if length * len(params["jaxpr"].eqns) <= WRITTEN_OUT:
             return self.written_out(eqn, args, wanted)
-        for value in args[n : n + m]:
-            hold(value)
-        values = self.all_steady([*args[:n], *args[n + m :]])
-        for value in args[n : n + m]:
-            drop(value)
+        with held(args[n : n + m]):
+            values = self.all_steady([*args[:n], *args[n + m :]])
         consts, xs = values[:n], values[n:]
         dtypes = [np.dtype(v.aval.dtype) for v in eqn.outvars[:m]]
-        starts = self.homes(eqn.outvars[:m], args[n : n + m])
         ys = [em.fresh(v.aval.shape, np.dtype(v.aval.dtype)) for v in eqn.outvars[m:]]
-        inside, names = self.carried(starts, dtypes)
-        before = em.block
-        with em.loop(length) as i:
-            header = em.block
-            place = em.minus(length - 1, i) if params["reverse"] else i
-            rows = [self.row(x, place) for x in xs]
-            for value in starts:
-                drop(value)
-            wants = [True] * m + wanted[m:]
-            found = self.closed(params["jaxpr"], [*consts, *inside, *rows], wants)
-            for k, (y, value) in enumerate(zip(ys, found[m:])):
-                if wanted[m + k]:
-                    self.keep_row(y, place, value)
-            ends = self.again(inside, found[:m])
-            back = em.block
+        with held(values):
+            starts = self.homes(eqn.outvars[:m], args[n : n + m])
+            inside, names = self.carried(starts, dtypes)
+            before = em.block
+            with em.loop(length) as i:
+                header = em.block
+                place = em.minus(length - 1, i) if params["reverse"] else i
+                rows = [self.row(x, place) for x in xs]
+                found = self.closed(params["jaxpr"], [*consts, *inside, *rows], [True] * m + wanted[m:])
+                self.keep_rows(ys, place, found[m:])
+                ends = self.again(inside, found[:m])
+                back = em.block
         self.registers(header, before, back, dtypes, starts, names, ends)
-        for value in values:
-            drop(value)
         last: list[Value] = []
         for old, row in zip(inside, ends):
             if isinstance(old, Buffer):
@@ -489,26 +459,17 @@ class Lowering:
         """A short scan as the rounds one after the other."""
         em, params = self.em, eqn.params
         n, m, length = params["num_consts"], params["num_carry"], params["length"]
-        values = self.all_steady([*args[:n], *args[n + m :]])
-        consts, xs, carry = values[:n], values[n:], args[n : n + m]
+        carry = args[n : n + m]
+        with held(carry):
+            values = self.all_steady([*args[:n], *args[n + m :]])
+        consts, xs = values[:n], values[n:]
         ys = [em.fresh(v.aval.shape, np.dtype(v.aval.dtype)) for v in eqn.outvars[m:]]
-        for i in reversed(range(length)) if params["reverse"] else range(length):
-            for value in carry:
-                hold(value)
-            rows = [self.row(x, i) for x in xs]
-            for value in carry:
-                drop(value)
-            found = self.closed(params["jaxpr"], [*consts, *carry, *rows], [True] * m + wanted[m:])
-            carry = found[:m]
-            for value in carry:
-                hold(value)
-            for k, (y, value) in enumerate(zip(ys, found[m:])):
-                if wanted[m + k]:
-                    self.keep_row(y, i, value)
-            for value in carry:
-                drop(value)
-        for value in values:
-            drop(value)
+        with held(values):
+            for i in reversed(range(length)) if params["reverse"] else range(length):
+                rows = [self.row(x, i) for x in xs]
+                found = self.closed(params["jaxpr"], [*consts, *carry, *rows], [True] * m + wanted[m:])
+                self.keep_rows(ys, i, found[m:])
+                carry = found[:m]
         return [*carry, *ys]
 
     def row(self, x: Value, i: Scalar) -> Value:
@@ -520,13 +481,17 @@ class Lowering:
         found = Formula(shape, x.dtype, lambda place: element(self, x, (i, *place)), others=x.roots, cheap=True)
         return self.small(found) if found.size <= FEW else found
 
-    def keep_row(self, y: Buffer, i: Scalar, value: Value) -> None:
+    def keep_rows(self, ys: Sequence[Buffer], i: Scalar, values: Sequence[Value | None]) -> None:
+        """Store elements i along the first axis; None where nobody wants it."""
         em = self.em
+        for y, value in zip(ys, values):
+            if value is None:
+                continue
 
-        def one(place: Any) -> None:
-            em.store(y.root, em.flat(y.shape, (i, *place)), element(self, value, place))
+            def one(place: Place, y: Buffer = y, value: Value = value) -> None:
+                em.store(y.root, em.flat(y.shape, (i, *place)), element(self, value, place))
 
-        em.everywhere(y.shape[1:], one)
+            em.everywhere(y.shape[1:], one)
 
 
 def same_place(values: Sequence[Value]) -> bool:

@@ -169,7 +169,7 @@ def remainder(em: Emitter, params: Any, kinds: Sequence[np.dtype], out: np.dtype
     """With the sign of the dividend; by zero: the dividend; by -1: 0."""
     a, b = args
     if is_float(out):
-        return em.library("fmod", args)
+        return em.c_function("fmod", args)
     name = "urem" if out.kind == "u" else "srem"
     if not isinstance(b, str) and b not in (0, -1):
         return em.binary(name, out, a, b)
@@ -220,7 +220,7 @@ def function(name: str) -> Rule:
     def rule(em: Emitter, params: Any, kinds: Sequence[np.dtype], out: np.dtype, args: Sequence[Scalar]) -> Scalar:
         if out.itemsize != 8 or not is_float(out):
             raise NotImplementedError(f"{name} of {out}")
-        return em.intrinsic(name, out, kinds, args) if name.startswith("llvm.") else em.library(name, args)
+        return em.intrinsic(name, out, kinds, args) if name.startswith("llvm.") else em.c_function(name, args)
 
     return rule
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
+#: Elements up to which an array lives in registers, and a reduction is written out.
+FEW = 4
 #: Elements up to which a row of scalars stays in registers.
 ROW = 16
 
@@ -124,6 +128,33 @@ def hold(value: Value) -> None:
 def drop(value: Value) -> None:
     for root in roots_of(value):
         root.holders -= 1
+
+
+@contextmanager
+def held(values: Iterable[Value]) -> Iterator[None]:
+    """What is written inside does not write over what `values` read."""
+    values = list(values)
+    for value in values:
+        hold(value)
+    try:
+        yield
+    finally:
+        for value in values:
+            drop(value)
+
+
+def changed(values: Iterable[Any], change: Callable[[int, Any], Any]) -> list[Any]:
+    """`change(i, value)` of each value in turn; none is written over while another one reads it."""
+    found = list(values)
+    for value in found:
+        hold(value)
+    for i, value in enumerate(found):
+        drop(value)
+        found[i] = change(i, value)
+        hold(found[i])
+    for value in found:
+        drop(value)
+    return found
 
 
 def flat_place(shape: Sequence[int], number: int) -> tuple[int, ...]:

@@ -7,9 +7,11 @@ made of the chunks in their order, as a stream: it needs the memory of a few chu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..files import replace_whole
 
 if TYPE_CHECKING:
     import polars
@@ -18,23 +20,6 @@ TABLE = "table.parquet"
 CHUNKS = "chunks"
 #: Rows of a group in the table, whatever the chunks were.
 GROUP = 8192
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all."""
-    replace_whole(path, lambda temporary: temporary.write_bytes(data))
-
-
-def replace_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file beside `path`, flush it to the disk, and give it the name `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class Folder:

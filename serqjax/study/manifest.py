@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, ir
+from ..files import write_whole
 from ..ir.codec import to_json
-from .checkpoint import write_whole
 
 NAME = "manifest.json"
 FORMAT = 1

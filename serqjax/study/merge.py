@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..extras import needs
+from ..files import replace_whole
 from . import manifest as manifests
-from .checkpoint import Folder, replace_whole
+from .checkpoint import Folder
 from .grid import chunks_of_shard, peak_memory_bytes
 
 if TYPE_CHECKING:
