@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from compare_runs import as_program, exact_difference, first_difference, run_engine, run_oracle, run_pyserq
+from compare_runs import (
+    as_program,
+    compare_with_pyserq,
+    exact_difference,
+    first_difference,
+    run_engine,
+    run_oracle,
+    run_pyserq,
+)
 from generate import DELAY, Body, Builder, S, at, ctx, generate, hold, num, op, put, see, work
 from generate_control import choose, hold_at, pools, stages, work_at
 from test_check import ONE, change, engine_program, queue_program
@@ -195,6 +203,25 @@ def test_a_choice_stays_where_it_may_fail_or_draw() -> None:
     program = as_program(b.finish(Random(1), {"Batch": 1}, session))
     kept = [o for s in program.states for o in s.ops if isinstance(o, p.Choose)]
     assert [o.attr for o in kept] == ["j"]
+
+
+# ---------------------------------------------------------------- what a run leaves behind
+
+
+def test_a_pool_is_stalled_whoever_holds_another_member_of_its_array() -> None:
+    """Two sessions that hold `mem[0]` wait to grow for ever, a third one holds `mem[1]` past the end."""
+    b = Builder()
+    i, w = b.attr("i", "Size"), b.attr("w", "Size")
+    mem, tool = pools(b, "mem", 2, [2.0, 2.0]), b.stage("tool", DELAY)
+    body = [(S, work(tool, at(w))), (S, {"Grow": [mem.at(at(i)), mem.cost(num(1))]})]
+    rows = [{"attrs": [[i, float(member)], [w, seconds]]} for member, seconds in ((0, 1.0), (0, 1.0), (1, 100.0))]
+    source = b.finish(Random(1), {"Sessions": rows}, [(S, hold_at([(mem, at(i), num(1), None)], body))], horizon=10)
+    program = as_program(source)
+    expected = run_oracle(program)
+    assert [(pool.growing_at_end, pool.growing_stalled) for pool in expected.pools] == [(2, True), (0, False)]
+    assert compare_with_pyserq(source, expected, program) is None
+    (run,) = run_engine([program])
+    assert first_difference(run, expected) is None
 
 
 # ---------------------------------------------------------------- other ways to plan and to loop

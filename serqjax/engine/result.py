@@ -313,12 +313,20 @@ def pool_totals(plan: Plan, s: Mapping[str, np.ndarray], needs: np.ndarray, i: i
     if "waits" in s:
         growing = s["waits"] == i
         t.growing_at_end = int(growing.sum())
-        if "holds_n" in s:
-            holds = s["holds_n"][i] > 0
-        else:
-            holds = (s["pc"] >= 0) & (plan.innermost[s["scope"], i] >= 0)
-        t.growing_stalled = bool(growing.any() and (growing | ~holds).all())
+        t.growing_stalled = bool(growing.any() and (growing | ~holders(plan, s, i)).all())
     return t
+
+
+def holders(plan: Plan, s: Mapping[str, np.ndarray], pool: int) -> np.ndarray:
+    """Sessions that hold something of a pool, `[slots]` bool."""
+    if "holds_n" in s:
+        return s["holds_n"][pool] > 0
+    alive = s["pc"] >= 0
+    if not plan.computed_holds:
+        return alive & (plan.innermost[s["scope"], pool] >= 0)
+    depth = np.asarray([scope.depth for scope in plan.scopes] + [-1])[s["scope"]]  # -1 reads the last
+    columns = range(pool, len(s["take"]), len(plan.skeleton.pools))
+    return alive & np.any([(depth >= d) & (s["take"][column] >= 0) for d, column in enumerate(columns)], axis=0)
 
 
 def sample_rows(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, ...]:
