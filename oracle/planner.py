@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from serqjax.ir import fixed
@@ -64,8 +64,8 @@ class Step(Stage):
     def in_service(self) -> int:
         return sum(given.job.present for given in self.running or ())
 
-    def remaining(self) -> float:
-        return sum(job.work for job in self.residents)
+    def remaining(self) -> Iterable[float]:
+        return (job.work for job in self.residents)
 
     def enter(self, job: Job) -> None:
         job.start_tick = job.enqueue_tick

@@ -12,7 +12,7 @@ finish rounds to a tick that has come has nothing left, so that equal jobs finis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from serqjax.ir.fabric import PARTS, Fabric
 from serqjax.ir.time import seconds
 
 from .expressions import Look, RunError
-from .stages import Job, Stage, exact_sum
+from .stages import Job, Stage
 from .statistics import Signal
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class ProcessorSharing(Stage):
     def asking(self) -> int:
         return len(self.sharing.jobs)
 
-    def remaining(self) -> float:
-        return exact_sum(max(self.sharing.remaining(job), 0.0) for job in self.sharing.jobs)
+    def remaining(self) -> Iterable[float]:
+        return (max(self.sharing.remaining(job), 0.0) for job in self.sharing.jobs)
 
     def enter(self, job: Job) -> None:
         job.start_tick = self.machine.now_tick
@@ -147,8 +147,8 @@ class Link(Stage):
     def asking(self) -> int:
         return len(self.flows)
 
-    def remaining(self) -> float:
-        return exact_sum(max(self.machine.flows.remaining(job), 0.0) for job in self.flows)
+    def remaining(self) -> Iterable[float]:
+        return (max(self.machine.flows.remaining(job), 0.0) for job in self.flows)
 
     def enter(self, job: Job) -> None:
         job.start_tick = self.machine.now_tick

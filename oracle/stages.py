@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serqjax.ir import program as ir
-from serqjax.ir.fabric import PARTS
+from serqjax.ir.fabric import WORK_PARTS
 from serqjax.ir.structure import number
 from serqjax.ir.time import seconds
 from serqjax.report.raw import StageTotals
@@ -71,13 +71,13 @@ def is_stale(what: Any) -> bool:
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """A sum that does not depend on the order: whole parts and 2**-30 parts apart."""
+    """A sum that does not depend on the order: whole parts and parts of 2**-46 apart."""
     whole = parts = 0
     for value in values:
         low = math.floor(value)
         whole += low
-        parts += round((value - low) * PARTS)
-    return float(whole) + parts / PARTS
+        parts += round((value - low) * WORK_PARTS)
+    return float(whole) + parts / WORK_PARTS
 
 
 class Estimate:
@@ -141,10 +141,10 @@ class Stage:
         return self.asking()
 
     def work(self) -> float:
-        return self.remaining() + exact_sum(job.work for job in self.lagging)
+        return exact_sum((*self.remaining(), *(job.work for job in self.lagging)))
 
-    def remaining(self) -> float:
-        """Work of the jobs that ask for service."""
+    def remaining(self) -> Iterable[float]:
+        """Work left of each job that asks for service."""
         raise NotImplementedError
 
     def enter(self, job: Job) -> None:
@@ -266,10 +266,10 @@ class Fifo(Stage):
     def in_service(self) -> int:
         return len(self.serving)
 
-    def remaining(self) -> float:
+    def remaining(self) -> Iterable[float]:
         now_tick, tick_s = self.machine.now_tick, self.machine.tick_s
-        served = sum(seconds(job.end_tick - now_tick, tick_s) for job in self.serving)
-        return served + sum(job.work for job in self.line)
+        served = (seconds(job.end_tick - now_tick, tick_s) for job in self.serving)
+        return (*served, *(job.work for job in self.line))
 
     def enter(self, job: Job) -> None:
         self.line.append(job)

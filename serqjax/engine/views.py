@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..ir.fabric import PARTS
+from ..ir.fabric import WORK_PARTS
 from ..ir.program import Fifo, ProcessorSharing, Step
 from ..ir.time import ticks_per_s
 from ..tape.rounding import product, quotient
@@ -164,18 +164,15 @@ def stage_state(w: Lane, budget_left: Callable[[int], Value] | None = None) -> C
             case "Work":
                 here = w.stage == stage
                 if isinstance(kind, Step):
-                    return jnp.sum(jnp.where(here, w.work, 0.0))
+                    return exact_sum(w.work, here)
                 if isinstance(kind, ProcessorSharing):
                     if stage in w.plan.links:
                         here = holds_link(w.links, w.plan.links.index(stage))
                     return exact_sum(jnp.where(w.group >= 0, jnp.maximum(remaining(w), 0.0), w.work), here)
-                later = jnp.float64(0.0)
+                started = w.wake < (1 << 61)
                 if w.has("latent"):
-                    later = exact_sum(w.work, here & w.latent)
-                    here = here & ~w.latent
-                started = here & (w.wake < (1 << 61))
-                rest = seconds(w, w.wake - w.now)
-                return jnp.sum(jnp.where(started, rest, jnp.where(here, w.work, 0.0))) + later
+                    started = started & ~w.latent
+                return exact_sum(jnp.where(started, seconds(w, w.wake - w.now), w.work), here)
             case "BudgetLeft":
                 if budget_left is None:
                     return open_budget(w, stage)
@@ -211,11 +208,11 @@ def remaining(w: Lane) -> Value:
 
 
 def exact_sum(values: Value, mask: Value) -> Value:
-    """A sum over a table that does not depend on the order: whole parts and parts of 2**-30 apart."""
+    """A sum over a table that does not depend on the order: whole parts and parts of 2**-46 apart."""
     low = jnp.floor(values)
     whole = jnp.sum(jnp.where(mask, low, 0.0).astype(jnp.int64))
-    parts = jnp.sum(jnp.where(mask, rint((values - low) * float(PARTS)), 0.0).astype(jnp.int64))
-    return whole.astype(jnp.float64) + parts.astype(jnp.float64) / PARTS
+    parts = jnp.sum(jnp.where(mask, rint((values - low) * float(WORK_PARTS)), 0.0).astype(jnp.int64))
+    return whole.astype(jnp.float64) + parts.astype(jnp.float64) / WORK_PARTS
 
 
 def register_state(w: Lane) -> Callable[[str], Value]:

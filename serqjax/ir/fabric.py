@@ -13,8 +13,10 @@ import dataclasses
 from .expr import Resource
 from .program import Program, Run, Share
 
-#: Fractions that are added up in any order are counted in so many parts of one: loads of shared stages, work left.
+#: Loads of shared stages are counted in so many parts of the capacity, so that they add up alike in any order.
 PARTS = 1 << 30
+#: Fractions of work left (seconds, tokens) likewise, as fine as 2**16 jobs allow in 63 bits.
+WORK_PARTS = 1 << 46
 
 
 @dataclasses.dataclass(frozen=True)
