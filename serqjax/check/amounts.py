@@ -25,7 +25,6 @@ from ..ir.program import (
 )
 from .index import Index, Problems, spell
 from .names import numbers
-from .positions import nodes, positions
 from .values import Wholeness, constant
 
 EPS = 1e-9
@@ -37,9 +36,10 @@ def check_amounts(index: Index, problems: Problems) -> None:
     """Report numbers that are not finite or out of range, and constant amounts that can never fit."""
     _check_finite(index, problems)
     _check_pools(index, problems)
-    _check_stages(index, problems)
-    _check_takes(index, problems)
-    _check_states(index, problems)
+    whole = Wholeness(index)
+    _check_stages(index, problems, whole)
+    _check_takes(index, problems, whole)
+    _check_states(index, problems, whole)
     _check_arrival(index, problems)
     _check_listed(index, problems)
     _check_trace(index, problems)
@@ -56,8 +56,8 @@ def _check_finite(index: Index, problems: Problems) -> None:
         if not math.isfinite(parameter.value):
             text = f"the parameter `{parameter.name}` is {parameter.value}"
             problems.add(f"$.params[{i}].value", text, "give a finite number")
-    for position in positions(index.program):
-        for path, node in nodes(position):
+    for position in index.positions:
+        for path, node in position.nodes:
             if isinstance(node, Num) and not math.isfinite(node.value):
                 text = f"{position.owner}: {position.what} holds the number {node.value}"
                 problems.add(path, text, 'give a finite number, or `["Inf"]` for infinity')
@@ -89,8 +89,7 @@ def _check_pools(index: Index, problems: Problems) -> None:
                 problems.add(f"{here}.spill.work", text, "work is a finite number, 0 or more")
 
 
-def _check_stages(index: Index, problems: Problems) -> None:
-    whole = Wholeness(index)
+def _check_stages(index: Index, problems: Problems, whole: Wholeness) -> None:
     for i, stage in enumerate(index.program.stages):
         here, owner, kind = f"$.stages[{i}].kind", f"stage `{stage.name}`", stage.kind
         if isinstance(kind, Fifo):
@@ -132,8 +131,7 @@ def _check_step(index: Index, problems: Problems, whole: Wholeness, here: str, o
         problems.add(f"{here}.cost", text, "need a finite number of seconds above 0")
 
 
-def _check_takes(index: Index, problems: Problems) -> None:
-    whole = Wholeness(index)
+def _check_takes(index: Index, problems: Problems, whole: Wholeness) -> None:
     for i, scope in enumerate(index.program.scopes):
         owner = f"scope `{scope.name}`"
         seen: dict[int, Resource] = {}
@@ -199,8 +197,7 @@ def _check_fit(
         problems.add(path, text, "ask for less, or raise the cap")
 
 
-def _check_states(index: Index, problems: Problems) -> None:
-    whole = Wholeness(index)
+def _check_states(index: Index, problems: Problems, whole: Wholeness) -> None:
     for i, state in enumerate(index.program.states):
         here, owner, exit_ = f"$.states[{i}].exit", f"state `{state.name}`", state.exit
         if isinstance(exit_, Run):

@@ -16,7 +16,7 @@ from .facts import Facts, facts_of, read_contexts
 from .fragment import unsupported
 from .index import Index, spell
 from .licence import Obstacle
-from .positions import Position, nodes, positions
+from .positions import Position
 
 #: The kinds of `StageFacts` in words.
 DISCIPLINE = {
@@ -35,7 +35,7 @@ def describe(program: Program, facts: Facts | None = None) -> dict[str, Any]:
     index = Index(program)
     facts = facts_of(program) if facts is None else facts
     by_owner: dict[str, list[dict[str, Any]]] = {}
-    for position in positions(program):
+    for position in index.positions:
         by_owner.setdefault(position.owner, []).append(_moment(position))
     return {
         "program": program.name,
@@ -234,7 +234,7 @@ def _licence(index: Index, facts: Facts, i: int) -> dict[str, Any]:
 
 def _obstacle(index: Index, facts: Facts, i: int, obstacle: Obstacle) -> str:
     """An obstacle with the expression it lies in, and for a cost why it has no exact integer form."""
-    for position in positions(index.program):
+    for position in index.positions:
         if (obstacle.path + ".").startswith((f"{position.path}.", f"{position.path}[")):
             text = f"{position.owner}: {position.what}: {obstacle.reason}"
             is_cost = position.path == f"$.stages[{i}].kind.cost"
@@ -267,7 +267,7 @@ def _moment(position: Position) -> dict[str, Any]:
 def _read_state(position: Position) -> list[str]:
     """Attributes, and state of pools and stages as `BudgetLeft(E)`, that an expression reads."""
     found = []
-    for _, node in nodes(position):
+    for _, node in position.nodes:
         if isinstance(node, Attr):
             found.append(node.name)
         elif isinstance(node, PoolState):

@@ -38,7 +38,6 @@ from .bounds import Bound, bounds, most_live
 from .flow import ends, reachable
 from .index import Index
 from .licence import Licence, licence
-from .positions import positions
 from .values import Wholeness
 
 EvictKind = Literal["lru", "keyed"]
@@ -223,7 +222,7 @@ class Facts:
 def facts_of(program: Program) -> Facts:
     """The facts of a valid program."""
     index = Index(program)
-    rules = tuple(position.expr for position in positions(program))
+    rules = tuple(position.expr for position in index.positions)
     reached = reachable(index)
     states = [s for s in program.states if s.name in reached]
     ops = [op for state in states for op in state.ops]

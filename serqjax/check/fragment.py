@@ -14,7 +14,6 @@ from ..ir.program import Choose, Load, ProcessorSharing, Program, Release, Shrin
 from .facts import draws, erlang_stages
 from .flow import legs
 from .index import Index, Problems
-from .positions import nodes, positions
 from .values import chosen_from
 
 DEEPEST = 4
@@ -36,13 +35,13 @@ def unsupported(program: Program) -> list[Problem]:
     if len(shared) > MOST_LINKS:
         _refuse(problems, "$.stages", "the program", f"{len(shared)} shared stages (at most {MOST_LINKS})")
     if any(isinstance(stage.kind, ProcessorSharing) for stage in program.stages):
-        _refuse_retries(problems, program, "stages whose jobs share")
+        _refuse_retries(index, problems, "stages whose jobs share")
         for i, pool in enumerate(program.pools):
             if pool.queue_every is not None:
                 what = "a line with times of its own beside stages whose jobs share"
                 _refuse(problems, f"$.pools[{i}].queue_every", f"pool `{pool.name}`", what)
     elif any(scope.lease is not None and scope.lease.after_s != Inf() for scope in program.scopes):
-        _refuse_retries(problems, program, "leases that expire")
+        _refuse_retries(index, problems, "leases that expire")
     _refuse_loose(index, problems)
     engines = {stage.kind.memory for stage in program.stages if isinstance(stage.kind, Step)}
     for i, scope in enumerate(program.scopes):
@@ -67,9 +66,9 @@ def unsupported(program: Program) -> list[Problem]:
         for j, op in enumerate(state.ops):
             if isinstance(op, Choose):
                 _choice(problems, f"$.states[{i}].ops[{j}].count", f"state `{state.name}`", op)
-    for position in positions(program):
+    for position in index.positions:
         where = f"{position.owner}: {position.what}"
-        for path, node in nodes(position):
+        for path, node in position.nodes:
             if isinstance(node, PoolState | StageState) and position.path.endswith(".lease.after_s"):
                 _refuse(problems, path, where, f"`{node.fun}` in the time of a lease (the hold is being given back)")
             elif isinstance(node, PoolState) and position.moment == "release":
@@ -109,18 +108,18 @@ def _choice(problems: Problems, path: str, owner: str, op: Choose) -> None:
         _refuse(problems, path, owner, f"a choice that draws {op.count.value * drawn:g} times (at most {MOST_DRAWS})")
 
 
-def _refuse_retries(problems: Problems, program: Program, beside: str) -> None:
+def _refuse_retries(index: Index, problems: Problems, beside: str) -> None:
     """What is tried again at every event and may then come out otherwise, though nothing has happened.
 
     Where jobs share, a finish that is overtaken is an event of the language all the same, and so is the end of a lease
     that has ended before: at its time lines and idle engines are tried again. The array engine has no such events.
     """
-    for position in positions(program):
+    for position in index.positions:
         if position.moment not in ("admit", "select", "budget", "serve") or position.what == "the reuse":
             continue
         if position.path.endswith(".queue.keys[0]") and position.expr == Unary("Neg", Ctx("Waited")):
             continue  # everybody waits equally much longer: their order stays
-        for path, node in nodes(position):
+        for path, node in position.nodes:
             clock = node in (Ctx("Now"), Ctx("Waited")) or (isinstance(node, StageState) and node.fun == "Work")
             if clock or isinstance(node, Sample):
                 what = "the clock" if clock else "a draw"

@@ -10,7 +10,6 @@ import math
 from ..ir.expr import Table
 from ..ir.grids import Grid, dense
 from .index import Index, Problems, known
-from .positions import nodes, positions
 
 
 def check_grids(index: Index, problems: Problems) -> None:
@@ -18,8 +17,8 @@ def check_grids(index: Index, problems: Problems) -> None:
     tables = {grid.name: grid for grid in index.program.tables}
     for i, grid in enumerate(index.program.tables):
         _check_grid(problems, f"$.tables[{i}]", grid)
-    for position in positions(index.program):
-        for path, node in nodes(position):
+    for position in index.positions:
+        for path, node in position.nodes:
             if not isinstance(node, Table):
                 continue
             where = f"{position.owner}: {position.what}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ..errors import Problem
 from ..ir.expr import Expr, Inf, Member, Num, Param, Resource
 from ..ir.program import Program, Scope, State, Step
+from .positions import Position, Reference, positions, references
 
 
 class Problems(list[Problem]):
@@ -53,6 +55,16 @@ class Index:
         self.pool_arrays = _arrays(program.pools)
         self.stage_arrays = _arrays(program.stages)
         self.columns: Any = None  # what values.columns has found
+
+    @functools.cached_property
+    def positions(self) -> tuple[Position, ...]:
+        """All expressions of the program."""
+        return tuple(positions(self.program))
+
+    @functools.cached_property
+    def references(self) -> tuple[Reference, ...]:
+        """All mentions of pools and stages."""
+        return tuple(references(self.program, self.positions))
 
     def number(self, node: object) -> float | None:
         """Value of a number; None where it is not one, or a parameter that does not exist."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..ir.expr import Reg
 from ..ir.program import Admit, Assign, Command, If, Serve, Step
 from .index import Index, Problems, known
-from .positions import command_positions, commands, nodes, positions
+from .positions import command_positions, commands
 from .values import constant
 
 
@@ -73,8 +73,8 @@ def _check_registers(index: Index, problems: Problems) -> None:
         elif stage.array is not None:
             text = f"{owner}: the stage `{stage.name}` is a member of an array"
             problems.add(here, text, "a register belongs to one stage")
-    for position in positions(index.program):
-        for path, node in nodes(position):
+    for position in index.positions:
+        for path, node in position.nodes:
             if not isinstance(node, Reg):
                 continue
             where = f"{position.owner}: {position.what} reads the register `{node.name}`"

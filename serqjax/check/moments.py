@@ -12,7 +12,7 @@ import dataclasses
 
 from ..ir.expr import ARITY, COST_ONLY, DRAW_ARITY, Agg, Attr, Call, Ctx, PoolState, Price, Sample, StageState
 from .index import Index, Problems
-from .positions import Position, nodes, positions
+from .positions import Position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +115,9 @@ def exists_in(context: str) -> str:
 
 def check_moments(index: Index, problems: Problems) -> None:
     """Report every node that stands where its moment does not allow it."""
-    for position in positions(index.program):
+    for position in index.positions:
         moment = MOMENTS[position.moment]
-        for path, node in nodes(position):
+        for path, node in position.nodes:
             _check_node(index, problems, position, moment, path, node)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ..ir.expr import Agg, Attr, Inf, Member, Param, StageState
 from ..ir.program import AtEnd, Choose, Enter, Fifo, Let, Listed, Number, Observe, Op, Recorded, Set, Step
 from .index import Index, Problems, known, targets
-from .positions import Reference, nodes, positions, references
+from .positions import Reference
 
 #: Attributes that only the engines write.
 MAINTAINED = {"serial": "the session's place in the order of arrival"}
@@ -20,7 +20,7 @@ def check_names(index: Index, problems: Problems) -> None:
     """Report names declared twice, unknown names, and indices out of range."""
     _check_declarations(index, problems)
     _check_expressions(index, problems)
-    for reference in references(index.program):
+    for reference in index.references:
         _check_resource(index, problems, reference)
     _check_writes(index, problems)
     _check_graph(index, problems)
@@ -68,8 +68,8 @@ def _once(problems: Problems, field: str, items: list[tuple[str, str]]) -> None:
 
 
 def _check_expressions(index: Index, problems: Problems) -> None:
-    for position in positions(index.program):
-        for path, node in nodes(position):
+    for position in index.positions:
+        for path, node in position.nodes:
             if isinstance(node, Attr) and node.name not in index.attrs:
                 problems.add(
                     path,
@@ -199,9 +199,9 @@ def _check_member_reads(index: Index, problems: Problems) -> None:
             path = f"$.scopes[{i}].takes[{j}].pool.index"
             reads = {
                 node.name
-                for position in positions(index.program)
+                for position in index.positions
                 if position.path == path
-                for _, node in nodes(position)
+                for _, node in position.nodes
                 if isinstance(node, Attr)
             }
             for k, state in enumerate(index.program.states):

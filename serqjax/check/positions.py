@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 
 from ..ir.expr import Expr, Member, Node, Resource
 from ..ir.program import (
@@ -52,6 +53,11 @@ class Position:
     moment: str
     expr: Expr
     scope: str | None = None
+
+    @functools.cached_property
+    def nodes(self) -> tuple[tuple[str, Node], ...]:
+        """All nodes of the expression with their places, parents first."""
+        return tuple((path, node) for path, node in walk(self.expr, self.path) if isinstance(node, Node))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +159,8 @@ def positions(program: Program) -> Iterator[Position]:
             yield Position(f"{here}.given", owner, "the condition `given`", "given", claim.given)
 
 
-def references(program: Program) -> Iterator[Reference]:
-    """All mentions of pools and stages, inside expressions and outside."""
+def references(program: Program, expressions: Iterable[Position]) -> Iterator[Reference]:
+    """All mentions of pools and stages, inside the program's expressions and outside."""
     for i, pool in enumerate(program.pools):
         if pool.admit_via is not None:
             yield Reference(f"$.pools[{i}].admit_via", f"pool `{pool.name}`", "stage", pool.admit_via, "number")
@@ -191,19 +197,12 @@ def references(program: Program) -> Iterator[Reference]:
         if not isinstance(claim.kind, AtEnd):
             owner = f"claim `{claim.name}`"
             yield Reference(f"$.claims[{i}].kind.stage", owner, "stage", claim.kind.stage, "number")
-    for position in positions(program):
-        for path, node in nodes(position):
+    for position in expressions:
+        for path, node in position.nodes:
             for field in ("pool", "stage"):
                 if hasattr(node, field):
                     resource = getattr(node, field)
                     yield Reference(f"{path}.{field}", position.owner, field, resource, position.moment, position.scope)
-
-
-def nodes(position: Position) -> Iterator[tuple[str, Node]]:
-    """All nodes of the expression with their places, parents first."""
-    for path, node in walk(position.expr, position.path):
-        if isinstance(node, Node):
-            yield path, node
 
 
 def commands(body: tuple[Command, ...], path: str) -> Iterator[tuple[str, Command]]:

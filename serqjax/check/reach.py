@@ -8,7 +8,6 @@ from __future__ import annotations
 from ..ir.expr import Resource
 from ..ir.program import Grow, Load, Program, Release, Run, Shrink
 from .index import Index, Problems, spell
-from .positions import references
 
 
 def check_reach(index: Index, problems: Problems) -> None:
@@ -55,7 +54,7 @@ def check_reach(index: Index, problems: Problems) -> None:
                 problems.add(f"{here}.grows", text, "only tokens of a step stage grow a pool: remove `grows`")
             _check_hold(index, problems, f"{here}.grows", owner, "grows", exit_.grows, state.scope)
     used: set[int] = set()
-    for reference in references(program):
+    for reference in index.references:
         if reference.kind == "stage":
             used.update(index.stage_members(reference.resource))
     for i, stage in enumerate(program.stages):

@@ -8,7 +8,7 @@ shared by all of them: `structure(program)` replaces every number by its place i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,15 +36,21 @@ def rebuild(node: T, change: Callable[[Any], Any]) -> T:
     return node
 
 
-def walk(node: Any, place: str = "$") -> Iterator[tuple[str, Any]]:
+def walk(node: Any, place: str = "$") -> list[tuple[str, Any]]:
     """All structs and scalars below `node` with their places (`$.pools[2].cap`), parents first."""
-    yield place, node
-    if isinstance(node, msgspec.Struct):
-        for field in node.__struct_fields__:
-            yield from walk(getattr(node, field), f"{place}.{field}")
-    elif isinstance(node, tuple):
-        for i, item in enumerate(node):
-            yield from walk(item, f"{place}[{i}]")
+    found: list[tuple[str, Any]] = []
+
+    def add(node: Any, place: str) -> None:
+        found.append((place, node))
+        if isinstance(node, msgspec.Struct):
+            for field in node.__struct_fields__:
+                add(getattr(node, field), f"{place}.{field}")
+        elif isinstance(node, tuple):
+            for i, item in enumerate(node):
+                add(item, f"{place}[{i}]")
+
+    add(node, place)
+    return found
 
 
 def _whole(count: float) -> bool:

@@ -51,13 +51,16 @@ def facts(program: Program | None, raw: RawRun) -> Facts:
     """What the observations say of each request of a run; without the program nothing."""
     n = len(raw.request_serial)
     observes = () if program is None else program.observes
+    if not n or not set(NAMES) & set(observes):
+        unknown = np.full(n, np.nan)
+        return Facts(np.zeros(n, bool), unknown, unknown, np.full(n, -1, np.int64), np.zeros(n))
     width = 1 + max(int(raw.request_turn.max(initial=0)), int(raw.samples_turn.max(initial=0)))
     keys = np.asarray(raw.request_serial) * width + np.asarray(raw.request_turn)
     order = np.argsort(keys, kind="stable")
 
     def said(name: str) -> tuple[np.ndarray, np.ndarray]:
         """Requests of which an observation speaks, and the places of the samples, in the order of time."""
-        if name not in observes or not n:
+        if name not in observes:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         at = np.flatnonzero(raw.samples_observe == observes.index(name))
         wanted = raw.samples_serial[at] * width + raw.samples_turn[at]

@@ -128,7 +128,7 @@ def requests_table(raws: RawRun | Sequence[RawRun], program: Program | None = No
     if not tables:
         empty = {name: np.zeros(0) for name in COLUMNS} | {"status": np.zeros(0, dtype=np.int64)}
         return RequestTable(empty, names, may_abandon(program))
-    columns = {name: np.concatenate([t[name] for t in tables]) for name in COLUMNS}
+    columns = tables[0] if len(tables) == 1 else {n: np.concatenate([t[n] for t in tables]) for n in COLUMNS}
     return RequestTable(columns, names, may_abandon(program))
 
 

@@ -8,6 +8,7 @@ chunk's rows are saved. So memory is that of a batch, and a killed grid goes on 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,20 +56,30 @@ class Spec:
 
     def program(self, point: int) -> ir.Program:
         """The program of a point. **Raises:** `ProgramError` or `ValueError` that names the point."""
-        from ..check import find_problems, unsupported
-
         values = self.points[point]
         place = f"point {point} ({as_text(values)})"
         try:
-            program = with_span(self.variants.program(values), **self.span)
+            return with_span(self.variants.program(values), **self.span)
         except ProgramError as error:
             raise ProgramError(Problem(f"{place}: {p.path}", p.problem, p.hint) for p in error.problems) from None
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
+
+    def checked(self, point: int) -> ir.Program:
+        """The program of a point, if it is valid. **Raises:** as `program`."""
+        from ..check import find_problems, unsupported
+
+        program = self.program(point)
         problems = find_problems(program) or unsupported(program)
         if problems:
+            place = f"point {point} ({as_text(self.points[point])})"
             raise ProgramError(Problem(f"{place}: {p.path}", p.problem, p.hint) for p in problems)
         return program
+
+    @functools.cached_property
+    def covered(self) -> frozenset[int]:
+        """The points that are checked before anything runs: each value is in one of them."""
+        return frozenset(self.points.cover())
 
     def places(self, chunk: int) -> list[tuple[int, int]]:
         """Points and places of the seeds of a chunk's runs, in the order of the table."""
@@ -80,7 +91,10 @@ class Spec:
         from .grid_row import frame, row
 
         places = self.places(chunk)
-        programs = {point: self.program(point) for point in dict.fromkeys(point for point, _ in places)}
+        programs = {
+            point: self.program(point) if point in self.covered else self.checked(point)
+            for point in dict.fromkeys(point for point, _ in places)
+        }
         # seed by seed over the points: a unit of the engine gets long and short runs alike
         order = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0]))
         given = [programs[places[i][0]] for i in order]
@@ -230,7 +244,7 @@ def run_grid(
         raise ValueError(f"shard {shard}: the grid has {spec.chunks} chunks of {chunk} runs, this shard has none; "
                          "take fewer shards or a smaller chunk")  # fmt: skip
     for point in spec.points.cover():
-        spec.program(point)
+        spec.checked(point)
     return _run(spec, mine, shard, None if out is None else Folder(out), resume, over, progress or NoProgress())
 
 
