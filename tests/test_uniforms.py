@@ -71,19 +71,55 @@ def drawing_program() -> p.Program:
     )
 
 
+def one_turn_program() -> p.Program:
+    """One turn a session, which draws 10 times (two blocks), before which a session waits: turns begin out of order."""
+    states = (
+        p.State(name="come", exit=p.Run("user", "Plain", sample("Exp", 3.0), "ask")),
+        p.State(
+            name="ask", ops=(p.Turn(), p.Observe("w", ir.Attr("w"))), exit=p.Run("desk", "Plain", ir.Attr("w"), "end"),
+        ),
+        p.State(name="end", ops=(p.Observe("t", ir.Attr("t")), p.Respond()), exit=p.End()),
+    )  # fmt: skip
+    return p.Program(
+        name="one turn",
+        attrs=(p.Attribute(name="w"), p.Attribute(name="t")),
+        observes=("w", "t"),
+        stages=(p.Stage(name="desk", kind=p.Fifo(num(1))), p.Stage(name="user", kind=p.Delay())),
+        turn=(p.Set("w", sample("Erlang", 9, 0.2)), p.Set("t", sample("Exp", 0.1))),
+        states=states,
+        start="come",
+        arrival=p.Poisson(num(3)),
+        horizon_s=num(60),
+    )
+
+
+def runs_of(program: p.Program, form: Form) -> list[Any]:
+    """All seeds in a form of the loop, with the action trace, each as the sequential reading."""
+    made = {id(program): make_plan(program)}
+    with settings():
+        config = Config(check=True, form=form)
+        batch = Batch.build(made[id(program)][0], made, [program] * len(SEEDS), SEEDS, config, True, False)
+        runs = batch.run(None, SharedProgress(NoProgress(), len(SEEDS)))
+    for seed, run in zip(SEEDS, runs):
+        assert run is not None and first_difference(oracle.simulate(program, seed, trace=True), run) is None
+    return runs
+
+
 @pytest.mark.parametrize("form", ["native", "one_by_one", "together"])
 def test_every_kind_of_draw_equals_the_sequential_reading(form: Form) -> None:
     program = drawing_program()
-    made = {id(program): make_plan(program)}
-    plan = made[id(program)][0]
-    assert all(plan.blocks[kind] for kind in ("init", "turn", "own", "gap", "machine"))
-    with settings():
-        config = Config(check=True, form=form)
-        batch = Batch.build(plan, made, [program] * len(SEEDS), SEEDS, config, True, False)
-        runs = batch.run(None, SharedProgress(NoProgress(), len(SEEDS)))
-    for seed, run in zip(SEEDS, runs):
-        assert run is not None and len(run.samples_value) > 200
-        assert first_difference(oracle.simulate(program, seed, trace=True), run) is None
+    plan = make_plan(program)[0]
+    assert all(plan.blocks[kind] for kind in ("init", "turn", "own", "gap", "machine")) and not plan.one_turn
+    assert all(len(run.samples_value) > 200 for run in runs_of(program, form))
+
+
+@pytest.mark.parametrize("form", ["native", "one_by_one", "together"])
+def test_draws_of_the_only_turn_of_each_session_are_computed_ahead(form: Form) -> None:
+    plan = make_plan(one_turn_program())[0]
+    assert plan.one_turn and len(plan.blocks["turn"]) == 16
+    for run in runs_of(one_turn_program(), form):
+        begun = run.samples_serial[run.samples_observe == 0]
+        assert len(begun) > 100 and (np.diff(begun) < 0).any()
 
 
 def test_full_buffers_change_nothing() -> None:

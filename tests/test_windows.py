@@ -204,7 +204,7 @@ def test_generated_vllm_engines() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name not in QUICK])
 def test_more_structures(name: str) -> None:
     programs = programs_of(name, PER_STRUCTURE)
     fewer, more, _ = both_ways(programs, capacities=ALL_BLOCKS)

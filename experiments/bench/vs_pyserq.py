@@ -332,17 +332,17 @@ def memory(runs: sq.Runs) -> dict[str, int]:
 
 def memory_of(prog: sq.ir.Program, tape: int) -> dict[str, int]:
     """Bytes of an instance with tables for `LIVE_SESSIONS`; its tape has the size that it had in the runs."""
+    from serqjax.engine.layout import BUFFERS
     from serqjax.engine.make_plan import make_plan
-    from serqjax.engine.result import Drained
     from serqjax.engine.state import Capacities, fields
 
     slots = 1 << LIVE_SESSIONS.bit_length()
     state = fields(make_plan(prog)[0], Capacities(slots=slots, entries=2 * slots, gaps=3 * slots), prog.tick_s)
     return {
         "slots": slots,
-        "state": sum(v.nbytes for k, v in state.items() if k not in Drained.NAMES),
+        "state": sum(v.nbytes for k, v in state.items() if k not in BUFFERS),
         "tape": tape,
-        "buffers": sum(v.nbytes for k, v in state.items() if k in Drained.NAMES),
+        "buffers": sum(v.nbytes for k, v in state.items() if k in BUFFERS),
     }
 
 

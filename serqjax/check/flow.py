@@ -142,8 +142,13 @@ def at_once(index: Index, state: State) -> list[str]:
 
 def reachable(index: Index) -> set[str]:
     """Names of the states that a session can come to."""
+    return reached(index, [index.program.start] if index.program.start in index.states else [])
+
+
+def reached(index: Index, starts: list[str]) -> set[str]:
+    """Names of the states that somebody in one of `starts` can come to, those included."""
     seen: set[str] = set()
-    left = [index.program.start] if index.program.start in index.states else []
+    left = list(starts)
     while left:
         name = left.pop()
         if name not in seen:

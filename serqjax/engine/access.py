@@ -110,6 +110,15 @@ def store_column(table: Array, index: Array, value: Any, mask: Array) -> Array:
     return lax.dynamic_update_index_in_dim(table, new, index, 1, allow_negative_indices=False)
 
 
+def store_across(table: Array, index: Array, values: Sequence[Any], mask: Array) -> Array:
+    """The table with `table[:, index]` replaced by scalars where `mask`."""
+    if isinstance(table, AbstractTable):
+        for i, value in enumerate(values):
+            table.store((i, index), value, mask)
+        return table
+    return store_column(table, index, jnp.stack([jnp.asarray(v).astype(table.dtype) for v in values]), mask)
+
+
 def load_at(table: Array, row: Array, column: Array) -> Array:
     """One element of a table."""
     if isinstance(table, AbstractTable):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .access import FAR, AbstractTable, load, pack, stack_like, store, store_row, whole
+from .access import FAR, AbstractTable, load, pack, stack_like, store, store_across, store_row, whole
 from .faults import Fault
 from .plan import Plan
 from .state import LATEST, MOST_READY, RUNNING, session_axes
@@ -172,6 +172,11 @@ class Lane:
     def put_row(self, name: str, slot: Array, values: list[Any], mask: Array) -> None:
         """Set row `slot` of a table of several columns where `mask`."""
         self.s[name] = store_row(self.s[name], slot, values, mask)
+
+    def append(self, name: str, values: list[Any], mask: Array) -> None:
+        """One more column of an output buffer where `mask`."""
+        self.s[name] = store_across(self.s[name], self.s[f"{name}_n"], values, mask)
+        self.bump(f"{name}_n", mask)
 
     def add(self, name: str, index: int, value: Any, mask: Array) -> None:
         """Add to a static element of a vector where `mask`."""

@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-#: Output buffers; `NAME_n` counts the filled rows of each.
-BUFFERS = ("samples", "requests", "gaps", "actions", "points")
+#: Output buffers whose entries are columns (each quantity is looked at by itself later), and those with rows.
+COLUMN_BUFFERS, ROW_BUFFERS = ("samples", "requests", "points"), ("gaps", "actions")
+#: `NAME_n` counts the entries of each.
+BUFFERS = COLUMN_BUFFERS + ROW_BUFFERS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,7 @@ def read_gauges(w: Lane, on: Array, tick: Array) -> None:
 
 def _add_points(w: Lane, tick: Array, values: Array, changed: Array) -> None:
     for i in range(values.shape[0]):
-        w.put_row("points", w.points_n, [jnp.float64(i), tick, values[i]], changed[i])
-        w.bump("points_n", changed[i])
+        w.append("points", [jnp.float64(i), tick, values[i]], changed[i])
     w.gauge_held = jnp.where(changed, values, w.gauge_held)
 
 

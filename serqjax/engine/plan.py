@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..check.flow import reached, successors
+from ..check.index import Index
 from ..check.licence import Licence, licence, runs_legs_on_steps
 from ..check.values import chosen_from
 from ..ir.expr import Agg, Ctx, Inf, Num, PoolState, Price, Resource, StageState, Unary
@@ -56,6 +58,10 @@ from ..ir.structure import walk
 from ..tape.chacha import DRAWS_PER_BLOCK
 from .lines import Line, lines
 from .plan_parts import CostShape, ScopePlan, StagePlan, draws_in
+
+#: Sessions whose draws are computed at once, in vector registers, where each has one turn.
+SESSIONS_AHEAD = 8
+
 
 
 @dataclasses.dataclass(frozen=True)
@@ -561,6 +567,16 @@ class Plan:
         """`Turn` ops of each state. A pass goes through one state with `Turn` at most (`respond_states`)."""
         return tuple(sum(isinstance(op, Turn) for op in s.ops) for s in self.states)
 
+    @functools.cached_property
+    def one_turn(self) -> bool:
+        """Whether a session begins one turn and no second one, unless it is preempted."""
+        with_turn = [i for i, count in enumerate(self.turn_ops) if count]
+        if len(with_turn) != 1 or self.turn_ops[with_turn[0]] != 1:
+            return False
+        state = self.states[with_turn[0]]
+        index = Index(self.skeleton)
+        return state.name not in reached(index, successors(index, state))
+
     def may_reach(self, wanted: tuple[int, ...]) -> np.ndarray:
         """Bool `[states]`: whether a pass that begins in a state may come to one with `wanted` above 0."""
         reach = np.zeros(max(1, len(self.states)), dtype=bool)
@@ -579,7 +595,8 @@ class Plan:
     def blocks(self) -> dict[str, range]:
         """Blocks of 8 uniforms that an instance keeps at hand (`uniforms.py`), by what they are for.
 
-        `init`: the next session's; `turn`: those of the turns that a pass may begin; `own`, `gap`, `machine`: a window
+        `init`: the next session's; `turn`: those of the turns that a pass may begin, or of the only turn of so many
+        sessions; `own`, `gap`, `machine`: a window
         of a stream that holds what is needed at once, wherever in a block it begins.
         """
 
@@ -587,6 +604,7 @@ class Plan:
             return (draws + 2 * DRAWS_PER_BLOCK - 2) // DRAWS_PER_BLOCK if draws > 1 else draws
 
         turns = max(self.turn_ops, default=0) * -(-self.turn_draws // DRAWS_PER_BLOCK)
+        turns *= SESSIONS_AHEAD if self.one_turn else 1
         sizes = {
             "init": -(-self.init_draws // DRAWS_PER_BLOCK), "turn": turns, "own": window(self.own_draws),
             # gaps that fill whole blocks never lie across two

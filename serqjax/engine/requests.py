@@ -12,7 +12,7 @@ from ..report.raw import RequestStatus
 from .access import load
 from .expr import Value
 from .lane import Lane
-from .state import REQUEST_COLUMNS
+from .state import request_columns
 
 
 def open_request(w: Lane, slot: Array, mask: Value) -> None:
@@ -22,7 +22,8 @@ def open_request(w: Lane, slot: Array, mask: Value) -> None:
         ("open", True), ("sent", w.now), ("start_order", w.turn_seq), ("first", -1), ("confirmed", -1),
         ("confirm_order", -1), ("last", -1), ("tokens", 0),
     ):  # fmt: skip
-        w.put(name, slot, value, mask)
+        if w.has(name):
+            w.put(name, slot, value, mask)
     if w.has("client_last"):
         w.put("client_last", slot, -1, mask)
     if w.has("decoded"):
@@ -37,19 +38,21 @@ def open_request(w: Lane, slot: Array, mask: Value) -> None:
 def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
     """The server's part of a request is over: one row for the client's records."""
     mask = mask & load(w.open, slot)
-    first = load(w.first, slot)
-    late = mask & (first >= 0) & (load(w.confirmed, slot) < 0) & (status == RequestStatus.finished)
-    w.put("confirmed", slot, w.now, late)
-    w.put("confirm_order", slot, w.order_seq, late)
-    order = w.order_seq + 1
-    w.order_seq = w.order_seq + 2 * mask
-    last = w.client_last if w.has("client_last") else w.last
     values = {
-        "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "first": first,
-        "confirmed": load(w.confirmed, slot), "confirm_order": load(w.confirm_order, slot),
-        "last": load(last, slot), "tokens": load(w.tokens, slot), "responded": w.now,
-        "respond_order": order, "status": status, "start_order": load(w.start_order, slot),
+        "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "responded": w.now,
+        "status": status, "start_order": load(w.start_order, slot),
     }  # fmt: skip
-    w.put_row("requests", w.requests_n, [values[name] for name in REQUEST_COLUMNS], mask)
-    w.requests_n = w.requests_n + mask
+    if w.has("tokens"):
+        first = load(w.first, slot)
+        late = mask & (first >= 0) & (load(w.confirmed, slot) < 0) & (status == RequestStatus.finished)
+        w.put("confirmed", slot, w.now, late)
+        w.put("confirm_order", slot, w.order_seq, late)
+        last = w.client_last if w.has("client_last") else w.last
+        values |= {
+            "first": first, "confirmed": load(w.confirmed, slot), "confirm_order": load(w.confirm_order, slot),
+            "last": load(last, slot), "tokens": load(w.tokens, slot),
+        }  # fmt: skip
+    values["respond_order"] = w.order_seq + 1
+    w.order_seq = w.order_seq + 2 * mask
+    w.append("requests", [values[name] for name in request_columns(w.plan)], mask)
     w.put("open", slot, False, mask)

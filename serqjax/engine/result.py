@@ -19,41 +19,55 @@ from ..report.raw import Action, PoolTotals, RawRun, RequestStatus, StageTotals,
 from .access import FAR
 from .clock import LIMB_BITS
 from .faults import SENTENCES, Fault
-from .layout import BUFFERS
+from .layout import BUFFERS, COLUMN_BUFFERS
 from .measures import claim_totals
 from .plan import Plan
-from .state import POINT_COLUMNS, REQUEST_COLUMNS, RUNNING
+from .state import ACTION_COLUMNS, REQUEST_COLUMNS, RUNNING, TOKEN_COLUMNS, request_columns
 from .tables import ticks
 
 LIVELOCK = (
     "sessions preempt themselves or each other for ever with no token between: raise the cap of the pool, or reserve "
     "what a session needs before it starts"
 )
-COLUMN = {name: i for i, name in enumerate(REQUEST_COLUMNS)}
 
 
 class Drained:
     """What has been taken out of the buffers so far, per instance."""
 
-    NAMES = BUFFERS
-
     def __init__(self, lanes: int):
-        self.rows: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(lanes)] for name in self.NAMES}
+        self.parts: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(lanes)] for name in BUFFERS}
 
     def take(self, counts: Mapping[str, np.ndarray], buffers: dict[str, Any]) -> None:
-        """Keep the filled rows. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote, and no
+        """Keep the entries. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote, and no
         other will."""
         for name, buffer in buffers.items():
             filled = np.flatnonzero(counts[name])
             if len(filled):
                 table = np.asarray(buffer)
+                across = name in COLUMN_BUFFERS
+                most = table.shape[2 if across else 1]
                 for lane in filled:
-                    rows = table[lane, : counts[name][lane]]
-                    # a few rows are copied, so that the buffer need not be kept for them
-                    self.rows[name][lane].append(rows if 2 * len(rows) > table.shape[1] else rows.copy())
+                    n = counts[name][lane]
+                    part = table[lane, :, :n] if across else table[lane, :n]
+                    # a few entries are copied, so that the buffer need not be kept for them
+                    self.parts[name][lane].append(part if 2 * n > most else part.copy())
 
-    def all(self, name: str, lane: int, width: int) -> np.ndarray:
-        parts = self.rows[name][lane]
+    def count(self, name: str, lane: int) -> int:
+        """Entries of a buffer with columns."""
+        return sum(part.shape[1] for part in self.parts[name][lane])
+
+    def quantity(self, name: str, lane: int, row: int, dtype: Any, more: int = 0) -> np.ndarray:
+        """One quantity of all entries of a buffer with columns, with room for `more` behind them."""
+        out, start = np.empty((self.count(name, lane) + more,), dtype), 0
+        for part in self.parts[name][lane]:
+            end = start + part.shape[1]
+            out[start:end] = part[row]
+            start = end
+        return out
+
+    def rows(self, name: str, lane: int, width: int) -> np.ndarray:
+        """All entries of a buffer with rows, `[entries, width]`."""
+        parts = self.parts[name][lane]
         if not parts:
             return np.zeros((0, width))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -81,14 +95,13 @@ def raw_run(
     if waits is not None and verdict not in (Verdict.error, Verdict.livelock):
         cycle = who_waits_for_each_other(plan, s, *waits)
     horizon = ticks(number(program, program.horizon_s), program.tick_s)
-    observed = sample_rows(plan, drained.all("samples", lane, 3))
+    observed = sample_rows(plan, drained, lane)
     warm = observed[1] >= ticks(number(program, program.warmup_s), program.tick_s)
     samples = tuple(column[warm] for column in observed) if plan.aggregates else observed
-    points = drained.all("points", lane, POINT_COLUMNS)
     end_tick = int(s["end_tick"] if s["verdict"] != RUNNING else s["now"])
     if cycle:
         verdict, cause = Verdict.error, dated(cycle, end_tick, program)
-    requests = request_rows(plan, s, drained.all("requests", lane, len(REQUEST_COLUMNS)))
+    requests = request_rows(plan, s, drained, lane)
     return RawRun(
         seed=seed,
         tick_s=program.tick_s,
@@ -121,10 +134,10 @@ def raw_run(
         request_respond_order=requests["respond_order"],
         request_status=requests["status"],
         events=None,
-        trace=action_rows(drained.all("actions", lane, 5)) if trace else None,
-        gauge_index=points[:, 0].astype(np.int64),
-        gauge_tick=points[:, 1].astype(np.int64),
-        gauge_value=points[:, 2].copy(),
+        trace=action_rows(drained.rows("actions", lane, ACTION_COLUMNS)) if trace else None,
+        gauge_index=drained.quantity("points", lane, 0, np.int64),
+        gauge_tick=drained.quantity("points", lane, 1, np.int64),
+        gauge_value=drained.quantity("points", lane, 2, np.float64),
         claims=claim_totals(plan, s, numbers, verdict, seconds(end_tick, program.tick_s), observed),
     )
 
@@ -264,7 +277,7 @@ def itl_buckets(
     """The histogram of a stage's token gaps: what the loop has counted, and the gaps it has written down."""
     lower = edges(tick_s)
     table = s["itl"][i * len(lower) : (i + 1) * len(lower)]
-    rows = drained.all("gaps", lane, 2)
+    rows = drained.rows("gaps", lane, 2)
     gaps = rows[rows[:, 0] == i, 1]
     if len(gaps):
         k = lower.searchsorted(gaps, side="right") - 1
@@ -329,66 +342,61 @@ def holders(plan: Plan, s: Mapping[str, np.ndarray], pool: int) -> np.ndarray:
     return alive & np.any([(depth >= d) & (s["take"][column] >= 0) for d, column in enumerate(columns)], axis=0)
 
 
-def sample_rows(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+def sample_rows(plan: Plan, drained: Drained, lane: int) -> tuple[np.ndarray, ...]:
     """Observations in order: observe index, tick, serial, turn, value."""
-    if not len(rows):
+    n, width = drained.count("samples", lane), max(len(plan.init_sites), len(plan.sites))
+    if not n:
         empty = np.zeros((0,), np.int64)
         return empty, empty.copy(), empty.copy(), empty.copy(), np.zeros((0,))
-    turns, values = rows[:, 3::2], rows[:, 4::2]
-    width = turns.shape[1]
-    if width == 1 and len(plan.sites) == 1 and rows[:, 0].all() and (turns >= 0).all():  # one observation a row
-        tick, serial, turn = np.ascontiguousarray(rows[:, 1:4].T, np.int64)
-        return np.full((len(rows),), plan.sites[0], np.int64), tick, serial, turn, rows[:, 4].copy()
+    where, tick, serial = (drained.quantity("samples", lane, row, np.int64) for row in range(3))
+    turns = [drained.quantity("samples", lane, 3 + 2 * k, np.int64) for k in range(width)]
+    values = [drained.quantity("samples", lane, 4 + 2 * k, np.float64) for k in range(width)]
+    if width == 1 and len(plan.sites) == 1 and where.all() and (turns[0] >= 0).all():  # one observation an entry
+        return np.full((n,), plan.sites[0], np.int64), tick, serial, turns[0], values[0]
     sites = np.zeros((2, width), np.int64)
     sites[0, : len(plan.init_sites)] = plan.init_sites
     sites[1, : len(plan.sites)] = plan.sites
-    kept = turns >= 0
-    row, column = np.nonzero(kept)
-    where = rows[row, 0].astype(np.int64)
-    return (
-        sites[where, column],
-        rows[row, 1].astype(np.int64),
-        rows[row, 2].astype(np.int64),
-        turns[row, column].astype(np.int64),
-        values[row, column],
-    )
+    table = np.stack(turns)
+    entry, site = np.nonzero(table.T >= 0)
+    return sites[where[entry], site], tick[entry], serial[entry], table[site, entry], np.stack(values)[site, entry]
 
 
-def request_rows(plan: Plan, s: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+def request_rows(plan: Plan, s: Mapping[str, np.ndarray], drained: Drained, lane: int) -> dict[str, np.ndarray]:
     """Requests in the order they were sent; unfinished ones come from the live sessions."""
-    table = rows.astype(np.int64, copy=False).reshape(-1, len(REQUEST_COLUMNS))
     live = np.flatnonzero((s["pc"] >= 0) & s["open"])
-    if len(live):
-        table = np.concatenate([table, unfinished(s, live)])
-    sent = table[:, COLUMN["start_order"]]
-    if not rises(sent):
-        table = np.take(table, np.argsort(sent, kind="stable"), axis=0)
-    # a column in a row of its own: everything below, and the report, reads columns
-    table = np.ascontiguousarray(table.T)
-    refused = table[COLUMN["status"]] == RequestStatus.rejected
+    live = live[np.argsort(s["start_order"][live], kind="stable")]
+    left = unfinished(s, live)
+    ended = drained.count("requests", lane)
+    n, table = ended + len(live), {}
+    for row, name in enumerate(request_columns(plan)):
+        table[name] = drained.quantity("requests", lane, row, np.int64, more=len(live))
+        table[name][ended:] = left.get(name, -1)
+    refused = table["status"] == RequestStatus.rejected
     if refused.any():
-        table[COLUMN["responded"], refused] = -1
-        table[COLUMN["respond_order"], refused] = -1
-    known = table[COLUMN["confirm_order"]] >= 0
-    ranked(table[COLUMN["confirm_order"]], known & (table[COLUMN["confirmed"]] >= 0))
-    ranked(table[COLUMN["respond_order"]], table[COLUMN["respond_order"]] >= 0)
-    return {name: table[i] for name, i in COLUMN.items()}
+        table["responded"][refused] = -1
+        table["respond_order"][refused] = -1
+        ranked(table["respond_order"], table["respond_order"] >= 0)
+    else:
+        table["respond_order"][:ended] = np.arange(ended)  # they were written in this order
+    if "confirm_order" in table:
+        ranked(table["confirm_order"], (table["confirm_order"] >= 0) & (table["confirmed"] >= 0))
+    if not rises(table["start_order"]):
+        order = sorting(table["start_order"])
+        table = {name: column[order] for name, column in table.items()}
+    nothing = {name: np.full((n,), 0 if name == "tokens" else -1, np.int64) for name in TOKEN_COLUMNS}
+    return nothing | table if len(table) < len(REQUEST_COLUMNS) else table
 
 
-def unfinished(s: Mapping[str, np.ndarray], live: np.ndarray) -> np.ndarray:
-    """Rows of the requests that live sessions have open."""
-    left = np.full((len(live), len(REQUEST_COLUMNS)), -1, np.int64)
-    last = "client_last" if "client_last" in s else "last"
-    for name, source in (
-        ("serial", "serial"), ("turn", "turns"), ("sent", "sent"), ("first", "first"), ("confirmed", "confirmed"),
-        ("confirm_order", "confirm_order"), ("last", last), ("tokens", "tokens"), ("start_order", "start_order"),
-    ):  # fmt: skip
-        left[:, COLUMN[name]] = s[source][live]
+def unfinished(s: Mapping[str, np.ndarray], live: np.ndarray) -> dict[str, Any]:
+    """What there is of the requests that live sessions have open."""
+    own = {"turn": "turns", "last": "client_last" if "client_last" in s else "last"}
+    left: dict[str, Any] = {"status": np.int64(RequestStatus.running)}
+    for name in ("serial", "turn", "sent", "start_order", *TOKEN_COLUMNS):
+        if own.get(name, name) in s:
+            left[name] = s[own.get(name, name)][live]
     if "line" in s:
         queued = (s["line"][live] >= 0) & ~s["admitted"][live]
-        left[:, COLUMN["status"]] = np.where(queued, RequestStatus.queued, RequestStatus.running)
-    else:
-        left[:, COLUMN["status"]] = RequestStatus.running
+        left["status"] = np.where(queued, RequestStatus.queued, RequestStatus.running)
     return left
 
 
@@ -396,12 +404,24 @@ def rises(column: np.ndarray) -> bool:
     return bool((column[1:] >= column[:-1]).all())
 
 
+def sorting(numbers: np.ndarray) -> np.ndarray:
+    """The order in which the numbers rise; at once where they are all of 0, 1, ..."""
+    places, order = np.arange(len(numbers)), np.full((len(numbers),), -1, np.int64)
+    if numbers.min() >= 0 and numbers.max() < len(numbers):
+        order[numbers] = places
+        if (order >= 0).all():
+            return order
+    return np.argsort(numbers, kind="stable")
+
+
 def ranked(column: np.ndarray, known: np.ndarray) -> None:
     """Replace recorded sequence numbers by their places among all of them, from 0; -1 where none is known."""
     rows = np.flatnonzero(known)
     values = column[rows]
     column[:] = -1
-    column[rows if rises(values) else rows[np.argsort(values, kind="stable")]] = np.arange(len(rows))
+    if not rises(values):
+        rows = rows[np.argsort(values, kind="stable")]
+    column[rows] = np.arange(len(rows))
 
 
 def action_rows(rows: np.ndarray) -> np.ndarray:

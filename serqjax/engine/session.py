@@ -176,11 +176,11 @@ def spawn(w: Lane) -> None:
 
 
 class Sites:
-    """The observations of one pass: each `Observe` site has its own columns of one sample row."""
+    """The observations of one pass: each `Observe` site has its own part of one entry of the samples."""
 
     def __init__(self, w: Lane, where: int):
         self.w, self.where = w, where
-        self.count = (w.samples.shape[1] - 3) // 2
+        self.count = (w.samples.shape[0] - 3) // 2
         self.turn: list[Value] = []
         self.value: list[Value] = []
 
@@ -199,8 +199,7 @@ class Sites:
         turns = self.turn + [jnp.float64(-1.0)] * pad
         values = self.value + [jnp.float64(0.0)] * pad
         pairs = [x for pair in zip(turns, values) for x in pair]
-        w.put_row("samples", w.samples_n, head + pairs, some)
-        w.samples_n = w.samples_n + some
+        w.append("samples", head + pairs, some)
 
 
 # ---------------------------------------------------------------- ops
@@ -433,7 +432,7 @@ class Pass:
                 self.attrs.set(name, row[i], scripted & ~jnp.isnan(row[i]))
             # a session without a script keeps its `more`
             self.attrs.set("more", (self.turns < count).astype(jnp.float64), here & (count > 0))
-        draw = turn_cursor(w, nth).take if plan.turn_draws else None
+        draw = turn_cursor(w, nth, self.serial).take if plan.turn_draws else None
         env = Env(plan, w.job.numbers, attr=self.attrs.get, ctx={"Now": lambda: now_s(w)}, draw=draw)
         for op in plan.skeleton.turn:
             run_op(w, op, env, self.attrs, here, self.sites, self.slot, self.serial, self.turns)

@@ -69,9 +69,16 @@ REQUEST_COLUMNS = (
     "serial", "turn", "sent", "first", "confirmed", "confirm_order", "last", "tokens", "responded",
     "respond_order", "status", "start_order",
 )  # fmt: skip
+#: Those that only tokens fill.
+TOKEN_COLUMNS = ("first", "confirmed", "confirm_order", "last", "tokens")
 ACTION_COLUMNS = 5
 #: Of a change point: gauge, tick, value.
 POINT_COLUMNS = 3
+
+
+def request_columns(plan: Plan) -> tuple[str, ...]:
+    """What is written of each request: where no stage gives tokens, nothing of them."""
+    return REQUEST_COLUMNS if plan.step_stages else tuple(c for c in REQUEST_COLUMNS if c not in TOKEN_COLUMNS)
 
 
 def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
@@ -139,11 +146,6 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "open": full((S,), False, bool),
         "sent": full((S,), -1, i64),
         "start_order": full((S,), 0, i64),
-        "first": full((S,), -1, i64),
-        "confirmed": full((S,), -1, i64),
-        "confirm_order": full((S,), -1, i64),
-        "last": full((S,), -1, i64),
-        "tokens": full((S,), 0, i64),
         # statistics
         "number": full((T,), 0, i64),
         "live_tick": full((), 0, i64),
@@ -153,14 +155,16 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "wait_tick": full((T,), 0, i64),
         "service_tick": full((T,), 0, i64),
         # output buffers
-        "samples": full((cap.samples, sample_width(plan)), 0.0, f64),
+        "samples": full((sample_width(plan), cap.samples), 0.0, f64),
         "samples_n": full((), 0, i32),
-        "requests": full((cap.requests, len(REQUEST_COLUMNS)), 0, i64),
+        "requests": full((len(request_columns(plan)), cap.requests), 0, i64),
         "requests_n": full((), 0, i32),
     }
     blocks = sum(len(blocks) for blocks in plan.blocks.values())
     if blocks:
         state["uniform"] = full((DRAWS_PER_BLOCK * blocks,), 0.0, f64)  # uniforms at hand (uniforms.py)
+    if plan.blocks["turn"] and plan.one_turn:
+        state["turn_for"] = full((), FAR, i64)  # the first of the sessions whose turn's draws are at hand
     if plan.blocks["init"]:
         state["init_for"] = full((), -1, i64)  # serial whose `init` draws are at hand
     if plan.own_draws:
@@ -279,7 +283,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
     if plan.gauges:
         state |= {
             "gauge_held": full((len(plan.gauges),), np.nan, f64),  # the latest reading of each gauge
-            "points": full((cap.points, POINT_COLUMNS), 0.0, f64),
+            "points": full((POINT_COLUMNS, cap.points), 0.0, f64),
             "points_n": full((), 0, i32),
         }
     if plan.claims:
@@ -428,6 +432,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         if not plan.has_cache:
             state |= {"evicted_entries": full((P,), 0, i64), "evicted_units": full((P,), 0.0, f64)}
     if plan.step_stages:
+        state |= {name: full((S,), 0 if name == "tokens" else -1, i64) for name in TOKEN_COLUMNS}
         state |= {
             "mode": full((S,), 0, i32),
             "column": full((S,), -1, i32),
@@ -518,7 +523,7 @@ def session_axes(plan: Plan) -> dict[str, int]:
 
 
 def sample_width(plan: Plan) -> int:
-    """Columns of a sample row: where (0 init, 1 states), tick, serial, then (turn, value) per `Observe` site.
+    """Quantities of a sample: where (0 init, 1 states), tick, serial, then (turn, value) per `Observe` site.
 
     A site that did not observe has turn -1.
     """

@@ -148,11 +148,11 @@ def settle(w: Lane) -> None:
 def pause(plan: Plan, s: dict[str, Array]) -> dict[str, Array]:
     """Hold the instance until its buffers are drained, if the next turn might not fit into them."""
     slots = s["pc"].shape[0]
-    full = (s["samples_n"] + 2 > s["samples"].shape[0]) | (s["requests_n"] + 2 > s["requests"].shape[0])
+    full = (s["samples_n"] + 2 > s["samples"].shape[1]) | (s["requests_n"] + 2 > s["requests"].shape[1])
     if "gaps" in s:
         full = full | (s["gaps_n"] + slots > s["gaps"].shape[0])
     if "points" in s:
-        full = full | (s["points_n"] + 2 * len(plan.gauges) > s["points"].shape[0])
+        full = full | (s["points_n"] + 2 * len(plan.gauges) > s["points"].shape[1])
     if "actions" in s:
         full = full | (s["actions_n"] + action_margin(plan, slots) > s["actions"].shape[0])
     return s | {"stall": s["stall"] | (full & (s["verdict"] < 0))}

@@ -9,6 +9,8 @@ alone; all of them share one traced generator. `Plan.blocks` says which block is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -26,10 +28,10 @@ from ..tape.streams import (
     machine_seed,
     sub_seed,
 )
-from .access import AbstractTable, any_of, choose, load, lookup
+from .access import AbstractTable, Together, any_of, choose, load, lookup
 from .expr import Draws, Env, Value, evaluate
 from .lane import Lane
-from .plan import Plan
+from .plan import SESSIONS_AHEAD, Plan
 from .views import rounded_ticks
 
 SHIFT = DRAWS_PER_BLOCK.bit_length() - 1
@@ -42,10 +44,25 @@ def cursor(w: Lane, what: str, at: Value = 0) -> Draws:
     return Draws(w.uniform, jnp.asarray(w.plan.blocks[what].start * DRAWS_PER_BLOCK + at, jnp.int64))
 
 
-def turn_cursor(w: Lane, k: int) -> Draws:
-    """The uniforms of the `k`-th `Turn` of a pass."""
+def turn_cursor(w: Lane, k: int, serial: Array) -> Draws:
+    """The uniforms of the `k`-th `Turn` of a pass of a session."""
     each = -(-w.plan.turn_draws // DRAWS_PER_BLOCK) * DRAWS_PER_BLOCK
+    if w.plan.one_turn:
+        return cursor(w, "turn", jnp.clip(serial - w.turn_for, 0, SESSIONS_AHEAD - 1) * each)
     return cursor(w, "turn", k * each)
+
+
+def sessions_ahead(w: Lane) -> int:
+    """Of how many sessions the draws of their only turn are computed at once, where that saves something: in vector
+    registers of a core. Where instances run together they fill the registers themselves."""
+    together = isinstance(w.lanes, Together) or isinstance(w.uniform, AbstractTable)
+    return 1 if together else SESSIONS_AHEAD
+
+
+def first_turn_ready(w: Lane, slot: Array) -> Array:
+    """Whether the draws of a session's only turn are at hand."""
+    ahead = load(w.serial, slot) - w.turn_for
+    return (load(w.turns, slot) == 0) & (ahead >= 0) & (ahead < sessions_ahead(w))
 
 
 def machine_cursor(w: Lane) -> Draws:
@@ -100,6 +117,8 @@ def draw_ahead(w: Lane, on: Array) -> None:
     where = jnp.maximum(load(w.pc, w.cur), 0)
     if plan.blocks["turn"]:
         asks["turn"] = on & lookup(plan.may_reach(plan.turn_ops), where)
+        if plan.one_turn:
+            asks["turn"] = asks["turn"] & ~first_turn_ready(w, jnp.maximum(w.cur, 0))
     if plan.blocks["own"]:
         asks["own"] = on & lookup(plan.may_reach(plan.state_draws), where)
     if plan.blocks["init"]:
@@ -121,11 +140,14 @@ def fill(w: Lane, asks: dict[str, Array]) -> None:
     slot = jnp.maximum(w.cur, 0)
     serial = load(w.serial, slot)
     gap_session, gap_draw = next_gap(w)
+    places: list[int] = []
     masks: list[Array] = []
     streams: list[Array] = []
     numbers: list[Array] = []
 
-    def want(mask: Array, stream: Array, block: Value) -> None:
+    def want(what: str, mask: Array, stream: Array, block: Value) -> None:
+        """`block` of a stream for the next place of `what`."""
+        places.append(plan.blocks[what].start + sum(place in plan.blocks[what] for place in places))
         masks.append(mask)
         streams.append(stream)
         numbers.append(jnp.asarray(block, jnp.int64).astype(jnp.uint64))
@@ -136,36 +158,61 @@ def fill(w: Lane, asks: dict[str, Array]) -> None:
         if what == "init":
             stream = sub_seed(seed, w.arrived, 0, SESSION_WORKLOAD)
             for k in range(len(blocks)):
-                want(asks[what], stream, k)
+                want(what, asks[what], stream, k)
             w.pick(asks[what], init_for=w.arrived)
+        elif what == "turn" and plan.one_turn:
+            _first_turns(w, asks[what], slot, serial, want)
         elif what == "turn":
             each = -(-plan.turn_draws // DRAWS_PER_BLOCK)
             for k in range(max(plan.turn_ops)):
                 stream = sub_seed(seed, serial, load(w.turns, slot) + (1 + k), SESSION_WORKLOAD)
                 for j in range(each):
-                    want(asks[what], stream, j)
+                    want(what, asks[what], stream, j)
         elif what == "own":
             stream = sub_seed(seed, serial, *own_stream(w, slot))
             first = load(w.own, slot) >> SHIFT
             for k in range(len(blocks)):
-                want(asks[what], stream, first + k)
+                want(what, asks[what], stream, first + k)
         elif what == "gap":
             stale = asks[what] & ~covered(plan, what, w.gap_block, gap_draw, plan.gap_draws)
             for k in range(len(blocks)):
-                want(stale, arrival_seed(seed), (gap_draw >> SHIFT) + k)
+                want(what, stale, arrival_seed(seed), (gap_draw >> SHIFT) + k)
             w.pick(stale, gap_block=gap_draw >> SHIFT)
         elif what == "evict":
             for k in range(len(blocks)):
-                want(asks[what], eviction_seed(seed), (w.evict_drawn >> SHIFT) + k)
+                want(what, asks[what], eviction_seed(seed), (w.evict_drawn >> SHIFT) + k)
             w.pick(asks[what], evict_block=w.evict_drawn >> SHIFT)
         else:
             for k in range(len(blocks)):
-                want(asks[what], machine_seed(seed), (w.drawn >> SHIFT) + k)
+                want(what, asks[what], machine_seed(seed), (w.drawn >> SHIFT) + k)
             w.pick(asks[what], machine_block=w.drawn >> SHIFT)
     if masks:
-        w.s["uniform"] = compute(w.uniform, masks, streams, numbers)
+        w.s["uniform"] = compute(w.uniform, places, masks, streams, numbers)
     if plan.open_arrivals:
         w.pick(asks["gap"], gap=gap_ticks(w, gap_session, gap_draw), gap_for=gap_session)
+
+
+def _first_turns(
+    w: Lane, mask: Array, slot: Array, serial: Array, want: Callable[[str, Array, Array, Value], None]
+) -> None:
+    """The blocks of a session's only turn and of the sessions after it."""
+    plan, ahead = w.plan, sessions_ahead(w)
+    each = -(-plan.turn_draws // DRAWS_PER_BLOCK)
+    turn = load(w.turns, slot) + 1
+    w.pick(mask, turn_for=serial)
+    if ahead == 1:
+        for k in range(each):
+            want("turn", mask, sub_seed(w.job.seed, serial, turn, SESSION_WORKLOAD), k)
+        return
+    start = plan.blocks["turn"].start * DRAWS_PER_BLOCK
+
+    def new(held: Array) -> Array:
+        sessions = jnp.arange(ahead, dtype=jnp.int64)
+        streams = sub_seed(w.job.seed, serial + sessions, turn + jnp.zeros_like(sessions), SESSION_WORKLOAD)
+        rows = [x for k in range(each) for x in block_uniform_scalars(streams, jnp.full_like(streams, k))]
+        return lax.dynamic_update_slice(held, jnp.stack(rows, axis=1).reshape(-1), (start,))
+
+    w.s["uniform"] = lax.cond(mask, new, lambda held: held, w.uniform)
 
 
 def own_stream(w: Lane, slot: Array) -> tuple[Value, Value]:
@@ -176,15 +223,16 @@ def own_stream(w: Lane, slot: Array) -> tuple[Value, Value]:
     return jnp.maximum(leg, 0), jnp.where(leg >= 0, LEG, SESSION_OWN)
 
 
-def compute(uniform: Array, masks: list[Array], streams: list[Array], numbers: list[Array]) -> Array:
-    """The uniforms with those blocks replaced that a mask asks for; the generator is traced once."""
+def compute(uniform: Array, places: list[int], masks: list[Array], streams: list[Array], numbers: list[Array]) -> Array:
+    """The uniforms with the blocks at those places replaced that a mask asks for; the generator is traced once."""
     first, end = np.int32(0), np.int32(len(masks))
+    starts = [np.int32(place * DRAWS_PER_BLOCK) for place in places]
     if isinstance(uniform, AbstractTable):
 
         def each(i: Array, carry: tuple[()]) -> tuple[()]:
             def fresh() -> None:
                 for k, value in enumerate(block_uniform_scalars(choose(streams, i), choose(numbers, i))):
-                    uniform.store((i * DRAWS_PER_BLOCK + k,), value, True)
+                    uniform.store((choose(starts, i) + k,), value, True)
 
             lax.cond(choose(masks, i), fresh, lambda: None)
             return carry
@@ -196,7 +244,7 @@ def compute(uniform: Array, masks: list[Array], streams: list[Array], numbers: l
     def one(i: Array, held: Array) -> Array:
         def new(held: Array) -> Array:
             values = block_uniforms(load(stream, i), load(number, i))
-            return lax.dynamic_update_slice(held, values, (i * DRAWS_PER_BLOCK,))
+            return lax.dynamic_update_slice(held, values, (choose(starts, i),))
 
         return lax.cond(load(mask, i), new, lambda held: held, held)
 
