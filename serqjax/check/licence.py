@@ -104,7 +104,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
 
 def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
     """What makes the plan or the cost of the next iteration another than this one's. `fixed`: an integer cost."""
-    for name in ("budget", "chunk"):
+    for name in ("budget", "chunk", "decode", "verify"):
         if (expr := getattr(kind, name)) is not None:
             for path, why in moving(expr, STILL, STILL_STATE):
                 yield Obstacle(("windows", "at_once"), f"{at}.{name}{path}", why)
@@ -116,6 +116,12 @@ def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
             yield Obstacle(("windows",), f"{at}.cost{path}", why)
     if kind.iteration:
         yield Obstacle(("windows", "at_once"), f"{at}.iteration", "it fills an iteration by commands of its own")
+    if kind.decode is not None:
+        why = "decodes get several tokens an iteration: a window counts one token, one gap and one unit for each"
+        yield Obstacle(("windows",), f"{at}.decode", why)
+    if kind.verify is not None:
+        why = "tokens are computed that no decode gets: a window counts one for each decode"
+        yield Obstacle(("windows",), f"{at}.verify", why)
     if kind.granule is not None:
         yield Obstacle(("prefills",), f"{at}.granule", "the last tokens of a prefill need not be a granule")
     if kind.prefills == "alone":
