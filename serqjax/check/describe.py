@@ -204,7 +204,7 @@ def _planning_lines(stage: dict[str, Any]) -> list[str]:
     if stage["granule"] is not None:
         granule = "all or nothing" if stage["granule"] == "inf" else f"multiples of {stage['granule']:g} tokens"
         lines.append(f"an unfinished prefill gets {granule}")
-    for field, says in (("decode", "a decode gets up to"), ("verify", "an iteration computes for a decode")):
+    for field, says in (("decode", "a decode gets up to"), ("verify", "for each decode an iteration computes")):
         if stage[field] is not None:
             tokens = stage[field] if isinstance(stage[field], str) else f"{stage[field]:g}"
             lines.append(f"{says} {tokens} tokens")

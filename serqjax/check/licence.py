@@ -117,10 +117,10 @@ def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
     if kind.iteration:
         yield Obstacle(("windows", "at_once"), f"{at}.iteration", "it fills an iteration by commands of its own")
     if kind.decode is not None:
-        why = "decodes get several tokens an iteration: a window counts one token, one gap and one unit for each"
+        why = "a decode gets several tokens an iteration, and a window counts one token, one gap and one unit of each"
         yield Obstacle(("windows",), f"{at}.decode", why)
     if kind.verify is not None:
-        why = "tokens are computed that no decode gets: a window counts one for each decode"
+        why = "tokens are computed that no decode gets, and a window counts those that they get"
         yield Obstacle(("windows",), f"{at}.verify", why)
     if kind.granule is not None:
         yield Obstacle(("prefills",), f"{at}.granule", "the last tokens of a prefill need not be a granule")
