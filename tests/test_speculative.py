@@ -172,7 +172,7 @@ def generated(name: str, count: int, verifies: bool) -> list[Program]:
 
 def met(name: str, programs: list[Program]) -> dict[str, int]:
     """Run everywhere and compare; how often what matters has happened."""
-    told = dict.fromkeys(("several", "mixed", "cut", "preemptions"), 0)
+    told: dict[str, int] = {"several": 0, "mixed": 0, "cut": 0, "preemptions": 0}
     for program, raw in run_together(programs):
         assert find_problems(program) == [], name
         assert raw.trace is not None

@@ -238,22 +238,24 @@ class Vllm(AbstractDeployment):
                spill=None if self.offload is None else self.offload.declare(b, self),
                sharing="content" if self.shared_prefixes else "own",
                content=self._content(b))
+        decode, verify = self._speculation(b)
         b.stage(**self.member(self.name), kind=Step(
             budget=budget,
             cost=self.cost.declare(b, own) if isinstance(self.cost, Cost) else self.cost,
             chunk=None if self._threshold is None else b(self._threshold),
-            **self._speculation(b),
+            decode=decode,
+            verify=verify,
             memory=self.kv,
             after_own_preemption="go_on" if self._newer and self.scheduling_policy == "priority" else "stop",
         ))
 
-    def _speculation(self, b: Builder) -> dict[str, Expr]:
-        """Tokens of a decode in a step: those it gets, and those that are scheduled."""
+    def _speculation(self, b: Builder) -> tuple[Expr | None, Expr | None]:
+        """Tokens of a decode in a step: those it gets, and those that are scheduled; None without drafts."""
         if self.num_speculative_tokens is None or self.tokens_per_step is None:
-            return {}
+            return None, None
         drafts = b.param(f"{self.group}num_speculative_tokens", self.num_speculative_tokens, "tokens")
         tokens = b.param(f"{self.group}tokens_per_step", self.tokens_per_step, "tokens")
-        return {"decode": tokens, "verify": b(f"1 + {drafts.name}")}
+        return tokens, b(f"1 + {drafts.name}")
 
     def _content(self, b: Builder) -> tuple[Segment | Recorded, ...]:
         """What the leading tokens of a session are."""

@@ -278,7 +278,7 @@ class Limits(NamedTuple):
     budget: Value
     chunk: Value
     decode: Value
-    verify: Value | None
+    verify: Value
 
     def gets(self, work: Value) -> Value:
         """What a decode gets if the budget lasts."""
