@@ -192,7 +192,10 @@ QUICK = [("chunk_tail", True), ("serve_state", False)]
 SLOW = [("two_turns_cached", True), ("alone", True),
         ("granule", True), ("body_crowd", False), ("legs_engine", True), ("fleet_hold_chunk", True),
         ("no_block", True), ("preempt_none_cached", False), ("hold_cached_tight", True), ("two_engines_split", True),
-        ("header_used", True), ("evict_size", False), ("sessions", True), ("engine_reserve_held", True)]  # fmt: skip
+        ("header_used", True), ("evict_size", False), ("sessions", True)]  # fmt: skip
+
+#: Where no iteration has prefills and decodes.
+APART = ("alone", "legs_engine", "two_engines_split")
 
 
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)], ids=str)
@@ -200,7 +203,7 @@ def test_the_array_engine_and_the_oracle_do_the_same(case: tuple[str, bool]) -> 
     """Action by action: prefills beside decodes, chunks, budgets that cut, pools that preempt."""
     name, verifies = case
     told = met(name, generated(name, 12, verifies))
-    assert told["several"] > 20 and told["cut"] > 0 and (told["mixed"] > 0 or name == "alone")
+    assert told["several"] > 20 and told["cut"] > 0 and (told["mixed"] > 0) == (name not in APART)
     if case in QUICK:
         assert told["preemptions"] > 0
 
