@@ -12,7 +12,7 @@ from compare_runs import as_program, exact_difference, first_difference, run_ora
 from generate import generate
 from test_check import ONE, change, engine_program
 from test_named import called
-from test_oracle import SECOND, actions, engine, op
+from test_oracle import SECOND, actions, engine, op, samples
 from test_windows import both_ways, engine_of
 
 import oracle
@@ -277,6 +277,19 @@ def test_only_who_asks_for_it_has_the_arrays() -> None:
     assert has(three(program)) == {"decode"} and has(three(program, 4.0)) == names
 
 
+def test_what_others_read_of_the_drafts() -> None:
+    """`Demand` of a claim and `BudgetLeft` of a session count what would be computed: 5 for each of two decodes."""
+    turns = [[(1, 7, 0)], [(1, 7, 0)], [(1, 1, 0)]]
+    five = ir.Claim(name="five each", kind=ir.EveryIteration("E"), value=op("Eq", e.Ctx("Demand"), e.Num(10.0)))
+    left = ir.Observe("done", e.StageState("BudgetLeft", "E"))
+    program = engine(turns, blocks=4, claims=(five,))
+    at = next(i for i, state in enumerate(program.states) if state.name == "answered")
+    ((program, raw),) = run_together([change(three(program, 5.0), (f"states[{at}].ops", (left, ir.Respond())))])
+    # the third ends beside two decodes, the others end together
+    assert sorted(value for _, _, value in samples(program, raw, "done")) == [54.0, 64.0, 64.0]
+    assert (raw.claims[0].checked, raw.claims[0].failures) == (3, 1)  # the first, of three prefills
+
+
 # ---------------------------------------------------------------- check, words, files
 
 #: what is wrong: changes, place, words
@@ -321,8 +334,9 @@ def test_draws_are_counted_and_make_the_cost_a_float() -> None:
 def test_random_acceptance_is_the_same_everywhere() -> None:
     """One draw an iteration for all decodes: 1, 2 or 3 tokens."""
     drawn = op("Add", e.Sample("Bernoulli", (e.Num(0.5),)), op("Add", e.Sample("Bernoulli", (e.Num(0.5),)), ONE))
-    program = speculative(engine([[(10, 40, 0)], [(3, 60, 0)]], blocks=9), drawn)
-    _, raw = run_together([program])[0]
+    positions = op("Add", op("Mul", e.Num(0.01), e.Ctx("DecodePositions")), op("Mul", e.Num(0.1), e.Ctx("Ntok")))
+    program = engine([[(10, 40, 0)], [(3, 60, 0)]], blocks=9, cost=op("Add", ONE, positions))
+    _, raw = run_together([speculative(program, drawn, e.Num(5.0))])[0]
     amounts = [a[3] for a in actions(raw, Action.token) if a[3]]
     assert set(amounts) == {1.0, 2.0, 3.0} and raw.request_tokens.tolist() == [40, 60]
 

@@ -4,7 +4,9 @@ Inside a *window* the composition of a batch does not change: the same residents
 iteration. What moves then is known: units held (`Kvb`, `Kvp`), `Attn`, `DecodePositions`, positions, remaining
 work and the clock; everything else stands still. A stage has a licence if the next iteration can be told from this
 one: its budget, chunk and serving order read only what stands still, its cost runs in fixed point (or
-stands still), and nothing draws. The licence concerns structure alone; numbers never decide it.
+stands still), a decode gets one token, and nothing draws. Planning all residents at once asks less: a decode of several
+tokens is planned as a prefill of as many, which gets what it wants or what is left, and grows by it.
+The licence concerns structure alone; numbers never decide it.
 
 **Source:** `design.md`, section 5.
 """
