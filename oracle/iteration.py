@@ -120,7 +120,7 @@ class Body:
         def variable(name: str) -> float:
             match name:
                 case "Ntok":
-                    return sum(given.tokens for given in listed)
+                    return sum(given.computed for given in listed)
                 case "Npre":
                     return sum(given.tokens for given in listed if not given.job.decoding)
                 case "Admitted":

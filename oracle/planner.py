@@ -1,5 +1,21 @@
 """Step stages: continuous batching, one give at a time. An iteration body is run by iteration.py.
 
+A decode gets one token an iteration, or up to `decode` of them (speculative decoding):
+
+- *what it gets*: the least of `decode`, its tokens left, and what the budget leaves. `decode` and `verify` are
+  evaluated when a plan begins, after `budget` and `chunk`, once for all; where `decode` is not at least 1, it is 1.
+- *what is computed for it* and taken from the budget: that, or `verify` tokens (at least `decode`) as far as the budget
+  lasts, whatever it has left. Tokens that are computed and not given leave no trace but the budget, `Ntok`,
+  `DecodePositions` and with them the cost.
+- *memory*: its hold grows, all at once, by what it gets; where that does not fit, growth waits or preempts as that of
+  one token would. The next time it is considered anew.
+- *the client* has all tokens of an iteration at its end: the gap before the first of them is the time since the last
+  token, the gaps between the others are 0. So mean gaps stay the time between the first and the last token by the
+  tokens between, as TPOT is.
+- *variables*: `Ndec` counts decodes, not tokens. `Ntok` is what is computed, so `Ntok - Npre` for the decodes.
+  `DecodePositions` adds, for each decode, its position and what is computed for it. `Kvb`, `Attn`, `LeastDecode` and
+  `MostDecode` are what they are for one token. `BudgetLeft` and `Demand` go by what would be computed.
+
 **Source:** semantics.md section 8.
 """
 
@@ -17,7 +33,7 @@ from serqjax.report.raw import Action
 
 from .expressions import EPS, Lazy, Look, RunError, at_least_0
 from .iteration import Body
-from .plan import Give, Given, Plan
+from .plan import Give, Given, Limits, Plan, whole_tokens
 from .scopes import Growth, admit_next, grow, no_hold
 from .session import Status
 from .stages import Job, Stage
@@ -35,6 +51,8 @@ class Step(Stage):
         compiler = machine.compiler
         self.budget = compiler.expr(kind.budget)
         self.chunk = compiler.optional(kind.chunk)
+        self.decode = compiler.optional(kind.decode)
+        self.verify = compiler.optional(kind.verify)
         self.cost = compiler.expr(kind.cost)
         self.serve = compiler.order(kind.serve)
         self.memory = -1 if kind.memory is None else machine.pool_index[kind.memory]
@@ -81,8 +99,8 @@ class Step(Stage):
             return super().state(fun)
         if self.budget_left is not None:
             return self.budget_left
-        budget, chunk = self.limits()
-        return max(0.0, budget - sum(want(job, chunk) for job in self.residents))
+        limits = self.limits()
+        return max(0.0, limits.budget - sum(limits.want(job) for job in self.residents))
 
     # ------------------------------------------------------------ what expressions read
 
@@ -101,11 +119,14 @@ class Step(Stage):
             return 0.0
         return float(sum(job.session.units(self.memory) for job in jobs if job.decoding == decoding))
 
-    def limits(self) -> tuple[float, float]:
-        """Budget and chunk of an iteration that would start now."""
+    def limits(self) -> Limits:
+        """What an iteration that would start now may give."""
         look = Look([], self.machine.machine_stream, None, Lazy(self.totals_of_residents))
         budget = at_least_0(self.budget(look))
-        return budget, 0.0 if self.chunk is None else at_least_0(self.chunk(look))
+        chunk = 0.0 if self.chunk is None else at_least_0(self.chunk(look))
+        decode = 1.0 if self.decode is None else at_least(1.0, self.decode(look))
+        verify = None if self.verify is None else at_least(decode, self.verify(look))
+        return Limits(budget, chunk, decode, verify)
 
     # ------------------------------------------------------------ starting an iteration
 
@@ -117,9 +138,9 @@ class Step(Stage):
     def start(self) -> None:
         """Plan an iteration and start it, unless nothing was given and nobody preempted."""
         machine = self.machine
-        budget, chunk = self.limits()
+        limits = self.limits()
         prefilling = any(not job.decoding for job in self.residents)
-        self.plan = plan = Plan(budget=budget, left=budget, chunk=chunk, prefilling=prefilling)
+        self.plan = plan = Plan(limits=limits, left=limits.budget, prefilling=prefilling)
         registers = machine.registers.copy()
         if self.body is None:
             self.fill(plan)
@@ -136,7 +157,7 @@ class Step(Stage):
             self.totals.idle_with_work = self.wants_to_start()
             return
         self.totals.idle_with_work = False
-        cost_tick, tokens, variables = self.cost_of(plan.given, chunk)
+        cost_tick, tokens, variables = self.cost_of(plan.given, limits)
         machine.claims.iteration_starts(self.index, variables)
         self.served += tokens
         self.totals.iterations += 1
@@ -154,7 +175,7 @@ class Step(Stage):
         machine.push(machine.now_tick + cost_tick, self.end, None)
         machine.progress.iteration_started()
 
-    def cost_of(self, given: list[Given], chunk: float) -> tuple[int, float, Lazy]:
+    def cost_of(self, given: list[Given], limits: Limits) -> tuple[int, float, Lazy]:
         """Duration in ticks, tokens and variables of the iteration; carries the sub-tick remainder."""
         machine = self.machine
         if self.last_end_tick != machine.now_tick:
@@ -164,7 +185,7 @@ class Step(Stage):
         def variable(name: str) -> float:
             match name:
                 case "Ntok":
-                    return sum(g.tokens for g in given)
+                    return sum(g.computed for g in given)
                 case "Ndec":
                     return float(sum(job.decoding for job in jobs))
                 case "Npre":
@@ -176,7 +197,7 @@ class Step(Stage):
                 case "Attn":
                     return sum(g.tokens * (g.before + g.tokens / 2.0) for g in given if not g.job.decoding)
                 case "DecodePositions":
-                    return sum(g.before + 1.0 for g in given if g.job.decoding)
+                    return sum(g.before + whole_tokens(g.computed) for g in given if g.job.decoding)
                 case "Nsch":
                     return float(len(given))
                 case "PrefillPositions":
@@ -185,7 +206,7 @@ class Step(Stage):
                     pick = min if name == "LeastDecode" else max
                     return pick((g.before for g in given if g.job.decoding), default=0.0)
                 case "Demand":  # of all residents, whether they wait to grow or not
-                    return sum(want(job, chunk) for job in self.residents)
+                    return sum(limits.want(job) for job in self.residents)
                 case "Served":
                     return self.served
                 case "Arrived":
@@ -253,21 +274,23 @@ class Step(Stage):
         return Look(session.attrs, session.stream, session, Lazy(variable))
 
     def tokens_for(self, plan: Plan, job: Job) -> float:
-        """What a resident may take now; a prefill that cannot get a whole granule is refused."""
+        """Tokens that may be computed for a resident now; a prefill that cannot get a whole granule is refused."""
+        limits = plan.limits
         if self.alone:
             if job.decoding and plan.prefilling:
                 return 0.0
-            return min(want(job, plan.chunk), plan.left if job.decoding else plan.budget)
-        tokens = min(want(job, plan.chunk), plan.left)
+            return min(limits.want(job), plan.left if job.decoding else limits.budget)
+        tokens = min(limits.want(job), plan.left)
         if self.granule is not None and not job.decoding and tokens < job.work:
             tokens = math.floor(tokens / self.granule) * self.granule if math.isfinite(self.granule) else 0.0
             plan.refused |= tokens <= 0.0
         return tokens
 
     def give(self, plan: Plan, job: Job) -> Give:
-        tokens = self.tokens_for(plan, job)
-        if tokens <= 0.0:
+        computed = self.tokens_for(plan, job)
+        if computed <= 0.0:
             return Give.goes_on
+        tokens = plan.limits.gets(job, computed) if job.decoding else computed
         session = job.session
         if job.grows >= 0:
             if session.status is Status.growing:
@@ -278,7 +301,7 @@ class Step(Stage):
             need = hold.pos + tokens - hold.alloc
             if need > EPS:
                 growth = grow(self.machine, session, job.grows, need, job)
-                plan.left += sum(given.tokens for given in plan.given if not given.job.present)
+                plan.left += sum(given.computed for given in plan.given if not given.job.present)
                 plan.given = [given for given in plan.given if given.job.present]
                 if growth is Growth.waits:
                     return Give.goes_on
@@ -289,11 +312,11 @@ class Step(Stage):
                 shared.compute(hold.held, hold.pos + tokens)
         if self.alone and not job.decoding:
             # decodes chosen before lose their turn; what was grown for them stays
-            plan.given = [Given(job, tokens)]
-            plan.left = plan.budget - tokens
+            plan.given = [Given(job, tokens, computed)]
+            plan.left = plan.limits.budget - tokens
             return Give.completes
-        plan.given.append(Given(job, tokens))
-        plan.left -= tokens
+        plan.given.append(Given(job, tokens, computed))
+        plan.left -= computed
         return Give.goes_on
 
     def admit_one(self, plan: Plan) -> bool:
@@ -301,7 +324,7 @@ class Step(Stage):
         machine = self.machine
         for pool in machine.pools_admitted_by(self.index):
             if pool.line:
-                self.budget_left = plan.budget if self.alone else plan.left
+                self.budget_left = plan.limits.budget if self.alone else plan.left
                 admitted = admit_next(machine, pool)
                 self.budget_left = None
                 if admitted:
@@ -321,8 +344,9 @@ class Step(Stage):
             job = given.job
             job.work -= given.tokens
             if job.decoding or job.work <= EPS:
-                machine.act(Action.token, job.session.serial, self.index, float(job.decoding))
-                machine.clients.token(job.session, self.index, job.decoding)
+                count = given.count if job.decoding else 0
+                machine.act(Action.token, job.session.serial, self.index, float(count))
+                machine.clients.tokens(job.session, self.index, count)
                 machine.progress.token()
         for given in running:
             if given.job.work <= EPS and given.job.present:
@@ -347,8 +371,6 @@ class Step(Stage):
         self.totals.decodes_tick = int(self.signal_decodes.integral(end_tick))
 
 
-def want(job: Job, chunk: float) -> float:
-    """Tokens that a resident could take with no budget."""
-    if job.decoding:
-        return min(1.0, job.work)
-    return min(job.work, chunk) if chunk > 0.0 else job.work
+def at_least(least: float, value: float) -> float:
+    """What is less, or not a number, is `least`."""
+    return value if value > least else least

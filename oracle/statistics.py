@@ -126,8 +126,9 @@ class Clients:
         if request is not None and request.open and request.first_tick == self.machine.now_tick:
             self.confirm(request)
 
-    def token(self, session: Session, stage: int, decode: bool) -> None:
-        """A decode's token, or the end of a prefill, committed on a stage."""
+    def tokens(self, session: Session, stage: int, decoded: int) -> None:
+        """So many tokens of a decode, or (0) the end of a prefill, committed on a stage; those of a decode at once."""
+        decode, count = decoded > 0, max(decoded, 1)
         now_tick, turn = self.machine.now_tick, self.machine.turn_no(session)
         tokens = session.tokens
         if tokens.turn != turn:
@@ -136,6 +137,8 @@ class Clients:
         is_next = decode or tokens.decoded or (tokens.preempted and tokens.last_stage == stage)
         if is_next and tokens.last_tick >= 0 and self.machine.warm:
             self.machine.gaps[stage].add(now_tick - tokens.last_tick)
+        for _ in range(count - 1 if self.machine.warm else 0):
+            self.machine.gaps[stage].add(0)
         tokens.last_tick, tokens.last_stage = now_tick, stage
         tokens.decoded |= decode
         tokens.preempted = False
@@ -144,12 +147,12 @@ class Clients:
         if request is None or not request.open:
             return
         if request.confirmed_tick >= 0:
-            request.tokens += 1
+            request.tokens += count
         elif decode and request.first_tick >= 0:
             self.confirm(request)
-            request.tokens += 1
+            request.tokens += count
         else:  # the end of a prefill replaces a first token that is still pending, also after a preemption
-            request.first_tick, request.tokens = now_tick, 1
+            request.first_tick, request.tokens = now_tick, count
             if decode:
                 self.confirm(request)
         request.last_tick = now_tick

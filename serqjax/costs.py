@@ -84,3 +84,21 @@ def with_cpu(cost: Cost, *, step_s: float = 0.0, per_request_s: float = 0.0) -> 
     text = f"{cost.text} + Min(cpu_step_s * Ntok, cpu_step_s) + cpu_per_request_s * Nres"
     numbers = (("cpu_step_s", float(step_s), "s"), ("cpu_per_request_s", float(per_request_s), "s"))
     return Cost(text, (*cost.numbers, *numbers))
+
+
+def with_drafts(cost: Cost, *, draft_s: float = 0.0, per_draft_tok_s: float = 0.0) -> Cost:
+    """The same cost and what speculative decoding adds: making drafts, and verifying them.
+
+    **Arguments:**
+    - `cost`: of the engine without drafts, `affine(...)`.
+    - `draft_s`: seconds of every iteration with decodes, in which their drafts are made.
+    - `per_draft_tok_s`: per token that is computed for a decode beyond its first one, accepted or not.
+
+    **Raises:** `ProgramError` for a negative or non-finite number.
+    """
+    for name, value in (("draft_s", draft_s), ("per_draft_tok_s", per_draft_tok_s)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise ProgramError.at(name, f"{value!r} is not allowed", "give seconds, 0 or more")
+    text = f"{cost.text} + Min(draft_s * Ndec, draft_s) + per_draft_tok_s * (Ntok - Npre - Ndec)"
+    numbers = (("draft_s", float(draft_s), "s"), ("per_draft_tok_s", float(per_draft_tok_s), "s"))
+    return Cost(text, (*cost.numbers, *numbers), cost.tables)

@@ -64,5 +64,6 @@ def test_what_is_wrong_is_named(words: tuple[str, ...], message: str, capsys: py
 
 
 def test_speculative_decoding_is_refused_by_name() -> None:
-    with pytest.raises(sq.ProgramError, match="num_speculative_tokens: speculative decoding is not modelled"):
-        deployments.vllm(num_speculative_tokens=4)
+    """What decides how many drafts are accepted; a fixed number of tokens a step is modelled (test_speculative.py)."""
+    with pytest.raises(sq.ProgramError, match="spec_method: how drafts are made and accepted is not modelled"):
+        deployments.vllm(num_speculative_tokens=4, tokens_per_step=2, spec_method="ngram")

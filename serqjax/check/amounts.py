@@ -115,6 +115,7 @@ def _check_step(index: Index, problems: Problems, whole: Wholeness, here: str, o
     elif not whole.whole(kind.chunk):
         text = f"{owner}: the chunk may not be a whole number of tokens"
         problems.add(f"{here}.chunk", text, "round it with `Floor` or `Ceil`")
+    _check_decode(index, problems, whole, here, owner, kind)
     granule = index.number(kind.granule)
     if granule is not None:
         if not (granule >= 1 and (math.isinf(granule) or _is_whole(granule))):
@@ -129,6 +130,23 @@ def _check_step(index: Index, problems: Problems, whole: Wholeness, here: str, o
     if cost is not None and not (0 < cost < math.inf):
         text = f"{owner}: the cost of an iteration is {cost:g} seconds, so that no time passes"
         problems.add(f"{here}.cost", text, "need a finite number of seconds above 0")
+
+
+def _check_decode(index: Index, problems: Problems, whole: Wholeness, here: str, owner: str, kind: Step) -> None:
+    """The tokens of a decode in an iteration, and those computed for it: whole numbers of at least one."""
+    least = 1.0
+    for field, what in (("decode", "a decode gets"), ("verify", "a decode is computed with")):
+        expr = getattr(kind, field)
+        value = constant(index, expr)
+        if value is not None and not (least <= value < math.inf):
+            needs = "1 token or more" if least == 1 else f"the {least:g} tokens that it gets, or more"
+            text = f"{owner}: {what} {value:g} tokens an iteration"
+            problems.add(f"{here}.{field}", text, f"need {needs}, a finite number; null for one that it gets")
+        elif value is not None and value.is_integer():
+            least = value
+        elif not whole.whole(expr):
+            text = f"{owner}: {what} what may not be a whole number of tokens"
+            problems.add(f"{here}.{field}", text, "round it with `Floor` or `Ceil`")
 
 
 def _check_takes(index: Index, problems: Problems, whole: Wholeness) -> None:

@@ -218,6 +218,7 @@ def iteration_ranges(index: Index, stage: int, kind: Step, most_residents: float
     cap = math.inf if cap is None else cap
     grown = _grown(index, stage)
     tokens = min(budget, grown)
+    computed = tokens if kind.verify is None else budget  # what no decode gets fits into no pool
     decoding = min(most_residents, tokens)
     position = grown if any(s.exit.grows is not None for s in _runs(index, stage)) else 0.0  # type: ignore[union-attr]
     attention = math.inf
@@ -228,10 +229,10 @@ def iteration_ranges(index: Index, stage: int, kind: Step, most_residents: float
         "Ndec": (0.0, decoding),
         "Kvb": (0.0, cap),
         "Kvp": (0.0, cap),
-        "Ntok": (0.0, tokens),
+        "Ntok": (0.0, computed),
         "Npre": (0.0, tokens),
         "Attn": (0.0, attention),
-        "DecodePositions": (0.0, position + decoding),
+        "DecodePositions": (0.0, position + (decoding if kind.decode is None and kind.verify is None else computed)),
         "Nsch": (0.0, min(most_residents, tokens)),
         **{name: (0.0, position) for name in ("PrefillPositions", "LeastDecode", "MostDecode")},
     }

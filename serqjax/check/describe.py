@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from ..errors import Problem
-from ..ir.expr import Attr, PoolState, Sample, StageState
+from ..ir.expr import Attr, Expr, PoolState, Sample, StageState
 from ..ir.fabric import fabrics
 from ..ir.program import Fifo, Order, Program, Step
 from .facts import Facts, facts_of, read_contexts
@@ -17,6 +17,7 @@ from .fragment import unsupported
 from .index import Index, spell
 from .licence import Obstacle
 from .positions import Position
+from .values import constant
 
 #: The kinds of `StageFacts` in words.
 DISCIPLINE = {
@@ -175,12 +176,20 @@ def _stage(index: Index, facts: Facts, i: int, moments: dict[str, list[dict[str,
         "coalesces": _licence(index, facts, i) if isinstance(kind, Step) else None,
         "serve": _order(kind.serve) if isinstance(kind, Step) else None,
         "granule": _json(index.number(kind.granule)) if isinstance(kind, Step) else None,
+        "decode": _tokens(index, kind.decode) if isinstance(kind, Step) else None,
+        "verify": _tokens(index, kind.verify) if isinstance(kind, Step) else None,
         "prefills": kind.prefills if isinstance(kind, Step) else None,
         "iteration": [type(command).__name__ for command in kind.iteration] if isinstance(kind, Step) else [],
         "registers": [r.name for r in index.program.registers if r.stage == stage.name],
         "run_by": [index.program.states[s].name for s in fact.run_by],
         "moments": moments.get(f"stage `{stage.name}`", []),
     }
+
+
+def _tokens(index: Index, expr: Expr | None) -> float | str | None:
+    """A constant number of tokens, or that it is computed; null for none."""
+    value = constant(index, expr)
+    return None if expr is None else "a computed number of" if value is None else value
 
 
 def _shared_with(index: Index, i: int) -> list[str]:
@@ -195,6 +204,10 @@ def _planning_lines(stage: dict[str, Any]) -> list[str]:
     if stage["granule"] is not None:
         granule = "all or nothing" if stage["granule"] == "inf" else f"multiples of {stage['granule']:g} tokens"
         lines.append(f"an unfinished prefill gets {granule}")
+    for field, says in (("decode", "a decode gets up to"), ("verify", "for each decode an iteration computes")):
+        if stage[field] is not None:
+            tokens = stage[field] if isinstance(stage[field], str) else f"{stage[field]:g}"
+            lines.append(f"{says} {tokens} tokens")
     if stage["prefills"] == "alone":
         lines.append("a prefill is alone in its iteration")
     if stage["iteration"]:

@@ -381,14 +381,14 @@ def float_reason(program: Program, step: Step) -> str:
     blame = _not_affine(step.cost)
     if blame:
         return blame
-    for name in ("budget", "chunk"):
+    for name in ("budget", "chunk", "decode", "verify"):
         if any(isinstance(n, Sample) for _, n in walk(getattr(step, name))):
-            return f"the {name} draws, so that tokens may not be whole"
+            return f"`{name}` draws, so that tokens may not be whole"
     if step.memory is not None and {"Kvb", "Kvp"} & set(read_contexts(step.cost)):
         pool = next(p for p in program.pools if p.name == step.memory)
         if pool.block is None:
             return f"it reads units of the pool `{pool.name}`, which has no block"
-    return "budget or chunk may not be whole, or the cost has too many pieces"
+    return "budget, chunk or the tokens of a decode may not be whole, or the cost has too many pieces"
 
 
 def _not_affine(expr: Expr) -> str:

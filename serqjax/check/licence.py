@@ -4,7 +4,9 @@ Inside a *window* the composition of a batch does not change: the same residents
 iteration. What moves then is known: units held (`Kvb`, `Kvp`), `Attn`, `DecodePositions`, positions, remaining
 work and the clock; everything else stands still. A stage has a licence if the next iteration can be told from this
 one: its budget, chunk and serving order read only what stands still, its cost runs in fixed point (or
-stands still), and nothing draws. The licence concerns structure alone; numbers never decide it.
+stands still), a decode gets one token, and nothing draws. Planning all residents at once asks less: a decode of several
+tokens is planned as a prefill of as many, which gets what it wants or what is left, and grows by it.
+The licence concerns structure alone; numbers never decide it.
 
 **Source:** `design.md`, section 5.
 """
@@ -104,7 +106,7 @@ def licence(program: Program, stage: int, fixed_point: bool | None = None) -> Li
 
 def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
     """What makes the plan or the cost of the next iteration another than this one's. `fixed`: an integer cost."""
-    for name in ("budget", "chunk"):
+    for name in ("budget", "chunk", "decode", "verify"):
         if (expr := getattr(kind, name)) is not None:
             for path, why in moving(expr, STILL, STILL_STATE):
                 yield Obstacle(("windows", "at_once"), f"{at}.{name}{path}", why)
@@ -116,6 +118,12 @@ def _of_plan(kind: Step, at: str, fixed: bool) -> Iterator[Obstacle]:
             yield Obstacle(("windows",), f"{at}.cost{path}", why)
     if kind.iteration:
         yield Obstacle(("windows", "at_once"), f"{at}.iteration", "it fills an iteration by commands of its own")
+    if kind.decode is not None:
+        why = "a decode gets several tokens an iteration, and a window counts one token, one gap and one unit of each"
+        yield Obstacle(("windows",), f"{at}.decode", why)
+    if kind.verify is not None:
+        why = "tokens are computed that no decode gets, and a window counts those that they get"
+        yield Obstacle(("windows",), f"{at}.verify", why)
     if kind.granule is not None:
         yield Obstacle(("prefills",), f"{at}.granule", "the last tokens of a prefill need not be a granule")
     if kind.prefills == "alone":

@@ -61,7 +61,8 @@ MOMENTS: dict[str, Moment] = {
         "a victim key, read for each candidate", _contexts("Now Decoding Admission Position"), budget_left=False
     ),
     "budget": Moment(
-        "a budget or chunk, read at an iteration's start", _contexts(_BATCH), True, session=False, budget_left=False
+        "a budget or chunk, or the tokens of a decode, read at an iteration's start", _contexts(_BATCH), True,
+        session=False, budget_left=False,
     ),
     "step": Moment(
         "a cost, read for a planned iteration",

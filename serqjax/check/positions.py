@@ -95,6 +95,11 @@ def positions(program: Program) -> Iterator[Position]:
             yield Position(f"{here}.cost", owner, "the cost", "step", kind.cost)
             if kind.chunk is not None:
                 yield Position(f"{here}.chunk", owner, "the chunk", "budget", kind.chunk)
+            if kind.decode is not None:
+                yield Position(f"{here}.decode", owner, "the tokens of a decode", "budget", kind.decode)
+            if kind.verify is not None:
+                what = "the tokens computed for a decode"
+                yield Position(f"{here}.verify", owner, what, "budget", kind.verify)
             yield from _order(f"{here}.serve", owner, "a serve key", "serve", kind.serve.keys)
             for at, command in commands(kind.iteration, f"{here}.iteration"):
                 yield from command_positions(at, owner, command)

@@ -18,6 +18,8 @@ The rules, and where each stands below:
   `after_own_preemption`;
 - 0.33.0 lifts `long_prefill_token_threshold` while a request is alone in the engine: `chunk`;
 - 0.11.2 keeps free and cached blocks in one list in the order of release: `uncached="in_order"`;
+- speculative decoding: `1 + num_speculative_tokens` tokens of each decode are scheduled in a step, of the budget, and
+  each gets `tokens_per_step` of them: `verify`, `decode`;
 - requests find each other's blocks, from the moment these are scheduled: `sharing="content"`. Where no two sessions
   have a token in common, this is the same as each finding its own, which is faster to run.
 
@@ -72,6 +74,8 @@ class Vllm(AbstractDeployment):
     scheduling_policy: str = "fcfs"
     shared_prefixes: tuple[tuple[str, str], ...] | Literal["hash_ids"] = ()
     offload: Offload | None = None
+    num_speculative_tokens: int | None = None
+    tokens_per_step: int | None = None
     name: str = "vllm"
     group: str = ""
     place: str = ""
@@ -94,9 +98,9 @@ class Vllm(AbstractDeployment):
             value = getattr(self, name)
             if value is None and name == "max_model_len":
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) \
-                    or value != int(value) or value < low:
+            if not _is_count(value, low):
                 problems.append(Problem(name, f"{value!r} is not allowed", f"give a whole number of at least {low}"))
+        problems += self._speculative_problems()
         if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
             problems.append(Problem("watermark", f"{self.watermark!r} is not allowed",
                                     "give a fraction of the blocks, 0 <= watermark < 1"))
@@ -120,6 +124,25 @@ class Vllm(AbstractDeployment):
         # vLLM 0.11.2 knows neither flag, and does what they say when they are off
         if self.engine_version == "0.11.2" and self.watermark:
             raise ProgramError.at("watermark", "vLLM 0.11.2 has no watermark", "leave it out, or use 0.33.0")
+
+    def _speculative_problems(self) -> list[Problem]:
+        """What is wrong with the two numbers of speculative decoding."""
+        drafts, tokens = self.num_speculative_tokens, self.tokens_per_step
+        if drafts is None and tokens is None:
+            return []
+        if drafts is None:
+            what = "without drafts a decode gets one token a step"
+            return [Problem("tokens_per_step", what, "give num_speculative_tokens too, or leave it out")]
+        if not _is_count(drafts, 1):
+            return [Problem("num_speculative_tokens", f"{drafts!r} is not allowed",
+                            "give a whole number of at least 1, or leave it out")]
+        if tokens is None:
+            what = f"how many of the 1 + {drafts:g} tokens that a step verifies a decode gets is not said"
+            return [Problem("tokens_per_step", what, f"give a whole number from 1 to {drafts + 1:g}")]
+        if not _is_count(tokens, 1) or tokens > drafts + 1:
+            return [Problem("tokens_per_step", f"{tokens!r} is not allowed: each step gives a decode the same number",
+                            f"give a whole number from 1 to {drafts + 1:g}, num_speculative_tokens + 1")]
+        return []
 
     def explain(self) -> str:
         """The arithmetic of what was derived from the model and the GPU.
@@ -215,13 +238,24 @@ class Vllm(AbstractDeployment):
                spill=None if self.offload is None else self.offload.declare(b, self),
                sharing="content" if self.shared_prefixes else "own",
                content=self._content(b))
+        decode, verify = self._speculation(b)
         b.stage(**self.member(self.name), kind=Step(
             budget=budget,
             cost=self.cost.declare(b, own) if isinstance(self.cost, Cost) else self.cost,
             chunk=None if self._threshold is None else b(self._threshold),
+            decode=decode,
+            verify=verify,
             memory=self.kv,
             after_own_preemption="go_on" if self._newer and self.scheduling_policy == "priority" else "stop",
         ))
+
+    def _speculation(self, b: Builder) -> tuple[Expr | None, Expr | None]:
+        """Tokens of a decode in a step: those it gets, and those that are scheduled; None without drafts."""
+        if self.num_speculative_tokens is None or self.tokens_per_step is None:
+            return None, None
+        drafts = b.param(f"{self.group}num_speculative_tokens", self.num_speculative_tokens, "tokens")
+        tokens = b.param(f"{self.group}tokens_per_step", self.tokens_per_step, "tokens")
+        return tokens, b(f"1 + {drafts.name}")
 
     def _content(self, b: Builder) -> tuple[Segment | Recorded, ...]:
         """What the leading tokens of a session are."""
@@ -331,8 +365,8 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
          long_prefill_token_threshold: int = 0, max_model_len: int | None = None, enable_prefix_caching: bool = True,
          scheduling_policy: Literal["fcfs", "priority"] = "fcfs", scheduler_reserve_full_isl: bool = True,
          watermark: float = 0.0, shared_prefixes: Sequence[tuple[str, str]] | Literal["hash_ids"] | None = (),
-         offload: Offload | None = None,
-         cost: Cost | Expr | None = None, **extra: Any) -> Vllm:
+         offload: Offload | None = None, num_speculative_tokens: int | None = None,
+         tokens_per_step: int | None = None, cost: Cost | Expr | None = None, **extra: Any) -> Vllm:
     """A vLLM engine with vLLM's own flag names and defaults; synchronous scheduling (`async_scheduling=False`).
 
     **Arguments:**
@@ -352,6 +386,11 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     - `scheduler_reserve_full_isl`, `watermark`: 0.33.0 only; admission needs room for all known tokens, and
       a fraction of the blocks kept free while anything runs.
     - `offload`: `serqjax.deployments.offload(...)`, a tier of CPU memory that takes blocks which eviction removes.
+    - `num_speculative_tokens`, with `tokens_per_step`: speculative decoding. A step schedules one token and so many
+      drafts of each decode, which gets `tokens_per_step` of them (1: no draft is accepted), the same in every step. The
+      scheduled tokens come off `max_num_batched_tokens`; where that leaves fewer, the decode gets at most those.
+      Not modelled: blocks that vLLM takes for drafts which are then rejected; how many are accepted by chance. What
+      drafting and verifying cost is a matter of `cost`: `serqjax.costs.with_drafts(...)`; by default both are free.
     - `cost`: seconds of an iteration, `serqjax.costs.affine(...)` (the default) or an expression of the IR.
     - `model` with `gpu`, and `tensor_parallel_size`, `gpu_memory_utilization`, `kv_cache_dtype`: a first guess of
       `num_gpu_blocks` and `cost`, where they are not given; see `serqjax.deployments.roofline.first_guess`. Its
@@ -361,9 +400,9 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
     **Raises:** `ProgramError` that names the argument, its value and the remedy.
     """
     internal = {"name", "group", "place", "own", "arrival_tie", "shared_structure"}
-    if speculative := sorted(set(extra) & {"num_speculative_tokens", "speculative_config", "spec_method"}):
-        what = "speculative decoding is not modelled: in the language a decode is given at most one token an iteration"
-        raise ProgramError.at(speculative[0], what, "leave it out")
+    if speculative := sorted(set(extra) & {"speculative_config", "speculative_model", "spec_method"}):
+        what = "how drafts are made and accepted is not modelled"
+        raise ProgramError.at(speculative[0], what, "give num_speculative_tokens and tokens_per_step")
     of_model = {name: extra.pop(name) for name in OF_MODEL if name in extra}
     if unknown := sorted(set(extra) - internal):
         raise ProgramError.at(unknown[0], "is no argument of `vllm`", _nearest_flag(unknown[0]))
@@ -387,8 +426,15 @@ def vllm(*, engine_version: Literal["0.33.0", "0.11.2"] = "0.33.0", max_num_seqs
         long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching, scheduler_reserve_full_isl=scheduler_reserve_full_isl,
         watermark=watermark, shared_prefixes=_pairs(shared_prefixes),
-        cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, offload=offload, **extra,
+        cost=affine() if cost is None else cost, scheduling_policy=scheduling_policy, offload=offload,
+        num_speculative_tokens=num_speculative_tokens, tokens_per_step=tokens_per_step, **extra,
     )
+
+
+def _is_count(value: Any, least: int) -> bool:
+    """Whether a value is a whole number of at least `least`."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value == int(value) and value >= least
 
 
 def _pairs(given: Any) -> Any:

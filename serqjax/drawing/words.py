@@ -207,6 +207,10 @@ def stage_words(index: Index, stage: Stage, facts: StageFacts) -> list[str]:
     lines += [f"budget, tokens: {amount(index, kind.budget)}", f"cost, s: {write(kind.cost)}"]
     if kind.chunk is not None:
         lines.append(f"chunk, tokens: {amount(index, kind.chunk)}")
+    if kind.decode is not None:
+        lines.append(f"a decode gets, tokens: {amount(index, kind.decode)}")
+    if kind.verify is not None:
+        lines.append(f"computed for it, tokens: {amount(index, kind.verify)}")
     if kind.serve.keys:
         lines.append(f"serve: {order_words(kind.serve)}")
-    return lines + other_fields(kind, ("budget", "cost", "chunk", "serve", "memory"))
+    return lines + other_fields(kind, ("budget", "cost", "chunk", "decode", "verify", "serve", "memory"))

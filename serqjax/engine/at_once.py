@@ -21,7 +21,7 @@ from .admission import EPS, take_entries
 from .blocks import block_size
 from .lane import Lane
 from .plan import Plan
-from .views import cap, round_up, wanted
+from .views import cap, planned_limits, round_up
 
 
 def give_all(w: Lane, begins: Array) -> None:
@@ -47,13 +47,17 @@ def prefilling(w: Lane, stage: int) -> Array:
 def _give_all(w: Lane, stage: int, on: Array) -> None:
     plan, licence = w.plan, w.plan.licence(stage)
     here = w.stage == stage
-    want = jnp.where(here, wanted(w.work, w.mode, w.chunk), 0.0)
+    want = jnp.where(here, planned_limits(w).wanted(w.work, w.mode), 0.0)
     ok = on & jnp.all(want == jnp.floor(want)) & (w.left == jnp.floor(w.left)) & (w.left > 0)
     latest = jnp.max(jnp.where(here, pack(w.adm, jnp.arange(w.adm.shape[0])), -1))
     last = unpack_slot(latest)
     excess = jnp.maximum(jnp.sum(want) - w.left, 0.0)
     ok &= (excess <= 0) | ((w.mode[last] == 0) & (want[last] > excess))
-    given = jnp.where(jnp.arange(want.shape[0]) == last, want - excess, want)
+    given = computed = jnp.where(jnp.arange(want.shape[0]) == last, want - excess, want)
+    if w.has("computed"):
+        given = jnp.where(w.mode == 1, jnp.minimum(planned_limits(w).gets(w.work), computed), computed)
+        ok &= jnp.all(given == jnp.floor(given))
+        (computed,) = w.fence(computed)
     ok, given = w.fence(ok, given)
     pool = licence.pool if w.has("pos") else -1
     if pool >= 0:
@@ -91,13 +95,17 @@ def _give_all(w: Lane, stage: int, on: Array) -> None:
     w.given = jnp.where(mine, given, w.given)
     w.give_key = jnp.where(mine, w.adm - earliest, w.give_key)
     w.considered = jnp.where(mine, w.plan_seq, w.considered)
-    w.pick(ok, left=w.left - jnp.sum(given), listed=w.adm[last] - earliest + 1)
+    if w.has("computed"):
+        w.computed = jnp.where(mine, computed, w.computed)
+    else:
+        computed = given
+    w.pick(ok, left=w.left - jnp.sum(computed), listed=w.adm[last] - earliest + 1)
 
 
 def has_quiet(plan: Plan) -> bool:
     """Whether residents that change nothing but the budget are given to together: of stages that go by the order of
     admission, in programs with blocks that are shared by content (others have `give_all`)."""
-    if not plan.by_content or plan.bodies or plan.granular or plan.prefills_alone:
+    if not plan.by_content or plan.bodies or plan.granular or plan.prefills_alone or plan.speculative:
         return False
     return not any(plan.stages[stage].kind.serve.keys for stage in plan.step_stages)
 
@@ -107,7 +115,7 @@ def give_quiet(w: Lane, on: Array) -> None:
     a block, grows or prefills (on the rows of residents)."""
     plan, pools = w.plan, len(w.plan.skeleton.pools)
     here = (w.stage == w.cursor) & (w.considered != w.plan_seq) & on
-    want = wanted(w.work, w.mode, w.chunk)
+    want = planned_limits(w).wanted(w.work, w.mode)
     noisy = (w.mode == 0) | (want != jnp.floor(want)) | (want <= 0)
     column = jnp.maximum(w.column, 0)[None, :]
     after = jnp.take_along_axis(w.pos, column, axis=0)[0] + want

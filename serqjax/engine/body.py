@@ -21,7 +21,7 @@ from .expr import Env, Value, evaluate, total_order
 from .faults import Fault
 from .lane import Lane
 from .planner import give, may_plan, serve_env, unconsidered
-from .views import pool_state, register_state, residents_ctx, stage_state, stray
+from .views import computed, pool_state, register_state, residents_ctx, stage_state, stray
 
 
 def follow(w: Lane) -> tuple[Array, Array]:
@@ -62,7 +62,7 @@ class Course:
         w = self.w
         listed = (w.stage == self.stage) & (w.give_key >= 0)
         return {
-            "Ntok": lambda: jnp.sum(jnp.where(listed, w.given, 0.0)),
+            "Ntok": lambda: jnp.sum(jnp.where(listed, computed(w), 0.0)),
             "Npre": lambda: jnp.sum(jnp.where(listed & (w.mode == 0), w.given, 0.0)),
             "Admitted": lambda: w.admitted_n.astype(jnp.float64),
             "Preempted": lambda: w.preempted_n.astype(jnp.float64),

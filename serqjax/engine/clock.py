@@ -27,7 +27,7 @@ from .faults import Fault
 from .lane import Lane
 from .measures import read_gauges
 from .state import EXPIRE, SETTLE
-from .views import asking, to_ticks
+from .views import asking, to_ticks, whole_tokens
 
 #: Time integrals of blocks are kept in two limbs; the high one counts units of 2**LIMB_BITS.
 LIMB_BITS = 40
@@ -388,10 +388,13 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> tuple[Array, Array, Arr
     decode = here & (w.mode == 1)
     work, done, decode, here = w.fence(work, done, decode, here)
     token = decode | done
+    n = jnp.where(decode, whole_tokens(w.given), 1) if w.has("decode") else 1
     again = done & (w.mode == 0) & (w.decoded | (w.preempted & (w.last_stage == stage)))
     following, token = w.fence(decode | again, token)
     gap = w.now - w.last
     w.work = work
+    if w.has("decode"):  # tokens that come together have no time between them
+        count_no_gaps(w, stage, jnp.where(w.warm, jnp.sum(jnp.where(decode, n - 1, 0)), 0))
     count_gaps(w, stage, following & (w.last >= 0) & w.warm, gap, began)
     key = w.give_key
     # the client: the first token is pending until something confirms it
@@ -401,7 +404,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> tuple[Array, Array, Arr
     replaces = counts & ~known & ~confirms
     known, confirms, replaces = w.fence(known, confirms, replaces)
     settled = confirms | (replaces & decode)
-    w.tokens = jnp.where(known | confirms, w.tokens + 1, jnp.where(replaces, 1, w.tokens))
+    w.tokens = jnp.where(known | confirms, w.tokens + n, jnp.where(replaces, n, w.tokens))
     w.first = jnp.where(replaces, w.now, w.first)
     w.confirmed = jnp.where(settled, w.now, w.confirmed)
     w.last = jnp.where(token, w.now, w.last)
@@ -410,7 +413,7 @@ def end_iteration(w: Lane, stage: Array, mask: Array) -> tuple[Array, Array, Arr
     if w.has("watching"):
         w.pick(jnp.any(token), watching=False, seen_n=0)
     w.preempted = w.preempted & ~token
-    record_tokens(w, stage, token, decode)
+    record_tokens(w, stage, token, jnp.where(decode, n, 0) if w.has("decode") else decode)
     if w.has("est_gap"):
         estimates.feed_in_list_order(w, stage, done)
     n_done = jnp.sum(done)
@@ -482,8 +485,16 @@ def count_gaps(w: Lane, stage: Array, timed: Array, gap: Array, began: Array) ->
     )
 
 
-def record_tokens(w: Lane, stage: Array, token: Array, decode: Array) -> None:
-    """Action rows of an iteration's tokens, in list order."""
+def count_no_gaps(w: Lane, stage: Array, n: Array) -> None:
+    """Add n gaps of no time to the histogram."""
+    w.add_at("itl_n", stage, n, jnp.bool_(True))
+    at = jnp.maximum(stage, 0).astype(jnp.int32) * len(edges(w.plan.skeleton.tick_s))
+    row = load(w.itl, at)
+    w.put("itl", at, jnp.stack([row[0] + n, jnp.minimum(row[1], 0), jnp.maximum(row[2], 0)]), n > 0)
+
+
+def record_tokens(w: Lane, stage: Array, token: Array, decoded: Array) -> None:
+    """Action rows of an iteration's tokens, in list order. `decoded`: tokens of each decode."""
     if not w.has("actions"):
         return
     rows = jnp.stack(
@@ -492,7 +503,7 @@ def record_tokens(w: Lane, stage: Array, token: Array, decode: Array) -> None:
             jnp.full(token.shape, float(Action.token)),
             w.serial.astype(jnp.float64),
             jnp.full(token.shape, stage, jnp.float64),
-            decode.astype(jnp.float64),
+            decoded.astype(jnp.float64),
         ],
         axis=1,
     )

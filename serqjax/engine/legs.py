@@ -15,7 +15,7 @@ from .access import FAR, least, load, pack, store, store_column
 from .faults import Fault
 from .lane import Lane
 from .state import NEVER_ADMITTED
-from .views import Attributes
+from .views import Attributes, whole_tokens
 
 
 def fork(w: Lane) -> None:
@@ -73,7 +73,8 @@ def count_tokens(w: Lane, token: Array, following: Array, decode: Array, key: Ar
         confirms = on & ~known & load(following, slot) & (load(first, row) >= 0)
         replaces = on & ~known & ~confirms
         settles = confirms | (replaces & load(decode, slot))
-        count = jnp.where(replaces, 1, load(tokens, row) + 1)
+        n = jnp.where(load(decode, slot), whole_tokens(load(w.given, slot)), 1) if w.has("decode") else 1
+        count = jnp.where(replaces, n, load(tokens, row) + n)
         columns = (
             store(first, row, w.now, replaces), store(confirmed, row, w.now, settles), store(order, row, seq, settles),
             store(tokens, row, count, on), store(last, row, w.now, on),

@@ -22,7 +22,7 @@ from ..report.raw import ClaimTotals, Verdict
 from .expr import Env, Value, evaluate
 from .lane import Lane
 from .plan import Plan
-from .views import now_s, pool_state, stage_state, wanted
+from .views import now_s, planned_limits, pool_state, stage_state
 
 
 def read_gauges(w: Lane, on: Array, tick: Array) -> None:
@@ -60,7 +60,7 @@ def start_iteration(w: Lane, stage: int, sums: dict[str, Value], on: Array) -> N
         values = dict(sums, Attn=sums["Attn"] * 0.5, Served=w.token_sum[stage], Arrived=w.arrived.astype(jnp.float64))
         context = {name: (lambda v=v: v) for name, v in values.items()} | {
             "Now": lambda: now_s(w),
-            "Demand": lambda: jnp.sum(jnp.where(w.stage == stage, wanted(w.work, w.mode, w.chunk), 0.0)),
+            "Demand": lambda: jnp.sum(jnp.where(w.stage == stage, planned_limits(w).wanted(w.work, w.mode), 0.0)),
         }
         env = Env(w.plan, w.job.numbers, ctx=context, pool=pool_state(w, None), stage=stage_state(w))
         for i, claim in claims:

@@ -435,6 +435,17 @@ class Plan:
         return tuple(i for i in self.step_stages if self.stages[i].kind.prefills == "alone")
 
     @functools.cached_property
+    def speculative(self) -> tuple[int, ...]:
+        """Step stages where a decode may get several tokens in an iteration, or is computed with more than it gets."""
+        kinds = {i: self.stages[i].kind for i in self.step_stages}
+        return tuple(i for i, kind in kinds.items() if not (kind.decode is None and kind.verify is None))
+
+    @functools.cached_property
+    def verifies(self) -> bool:
+        """Whether tokens are computed that no decode gets."""
+        return any(self.stages[i].kind.verify is not None for i in self.speculative)
+
+    @functools.cached_property
     def fifo_stages(self) -> tuple[int, ...]:
         return tuple(i for i, s in enumerate(self.skeleton.stages) if isinstance(s.kind, Fifo))
 
@@ -552,9 +563,9 @@ class Plan:
 
     @functools.cached_property
     def machine_draws(self) -> int:
-        """Draws that no session makes at once at most: budget, chunk and cost of a step stage, or all capacities."""
+        """Draws that no session makes at once at most: limits and cost of a step stage, or all capacities."""
         kinds = [s.kind for s in self.skeleton.stages if isinstance(s.kind, Step)]
-        return max([self.capacity_draws, *(draws_in((k.budget, k.chunk, k.cost)) for k in kinds)])
+        return max([self.capacity_draws, *(draws_in((k.budget, k.chunk, k.decode, k.verify, k.cost)) for k in kinds)])
 
     @functools.cached_property
     def own_draws(self) -> int:

@@ -29,15 +29,17 @@ from .plan import Plan
 from .state import EVENT, GIVE, NEVER_ADMITTED, STAGES
 from .uniforms import machine_cursor, machine_drawn, machine_ready
 from .views import (
-    budget_and_chunk,
     columns,
+    computed,
     has_work,
+    limits,
+    planned_limits,
     pool_state,
     register_state,
     residents_ctx,
     stage_state,
     stray,
-    wanted,
+    whole_tokens,
 )
 
 
@@ -60,10 +62,16 @@ def start_plan(w: Lane) -> None:
         tick, kind, _, _ = next_event(w)
         (begins,) = w.fence(some & ~((kind > 0) & (tick <= w.now)))
         budget, chunk = jnp.float64(0.0), jnp.float64(0.0)
+        decode, verify = jnp.float64(1.0), jnp.float64(0.0)
         draws = machine_cursor(w)
         for stage in plan.step_stages:
-            b, c = budget_and_chunk(w, stage, draws, begins & (found == stage))
-            budget, chunk = jnp.where(found == stage, b, budget), jnp.where(found == stage, c, chunk)
+            here = limits(w, stage, draws, begins & (found == stage))
+            budget = jnp.where(found == stage, here.budget, budget)
+            chunk = jnp.where(found == stage, here.chunk, chunk)
+            if w.has("decode"):
+                decode = jnp.where(found == stage, here.decode, decode)
+            if w.has("verify"):
+                verify = jnp.where(found == stage, here.verify, verify)
         w.drawn = machine_drawn(w, draws)
         w.pick(
             begins, cursor=found, planning=True, run_ready=False, plan_seq=w.plan_seq + 1, budget=budget, left=budget,
@@ -71,6 +79,10 @@ def start_plan(w: Lane) -> None:
         )  # fmt: skip
         if w.has("refused"):
             w.pick(begins, refused=False)
+        if w.has("decode"):
+            w.pick(begins, decode=decode)
+        if w.has("verify"):
+            w.pick(begins, verify=verify)
         if w.has("prefilling"):
             w.pick(begins, prefilling=jnp.any((w.stage == found) & (w.mode == 0)))
         if w.has("registers"):
@@ -156,6 +168,10 @@ def give(w: Lane, slot: Array, picks: Array) -> Array:
     w.put("considered", slot, w.plan_seq, picks)
     tokens = takes(w, slot, picks)
     tokens, gives = w.fence(tokens, picks & (tokens > 0))
+    if w.has("computed"):
+        w.put("computed", slot, tokens, gives)
+        gets = jnp.minimum(planned_limits(w).gets(load(w.work, slot)), tokens)
+        (tokens,) = w.fence(jnp.where(load(w.mode, slot) == 1, gets, tokens))
     w.put("given", slot, tokens, gives)
     must = jnp.bool_(False)
     if w.has("grow"):
@@ -173,9 +189,9 @@ def give(w: Lane, slot: Array, picks: Array) -> Array:
 
 
 def takes(w: Lane, slot: Array, picks: Array) -> Array:
-    """Tokens that a resident may take now; marks the plan where a prefill is refused."""
+    """Tokens that may be computed for a resident now; marks the plan where a prefill is refused."""
     work, mode = load(w.work, slot), load(w.mode, slot)
-    want, left = wanted(work, mode, w.chunk), w.left
+    want, left = planned_limits(w).wanted(work, mode), w.left
     if w.has("prefilling"):
         alone = of_planned(w, w.plan.prefills_alone)
         want = jnp.where(alone & (mode == 1) & w.prefilling, 0.0, want)
@@ -208,7 +224,7 @@ def give_allocated(w: Lane, slot: Array, on: Array) -> None:
         w.give_key = jnp.where(alone & (w.stage == w.cursor), -1, w.give_key)
         w.pick(alone, listed=0, left=w.budget, stopped=True)
     w.put("give_key", slot, w.listed, on)
-    w.pick(on, listed=w.listed + 1, left=w.left - load(w.given, slot))
+    w.pick(on, listed=w.listed + 1, left=w.left - load(computed(w), slot))
     if w.has("naming"):
         w.pick(on, naming=slot)
 
@@ -258,7 +274,7 @@ def start_iteration(w: Lane, over: Array) -> Array:
     over, mask = w.fence(over, over & listed)
     decode = mask & (w.mode == 1)
     prefill = mask & (w.mode == 0)
-    tokens = jnp.sum(jnp.where(mask, w.given, 0.0))
+    tokens = jnp.sum(jnp.where(mask, computed(w), 0.0))
     n = jnp.sum(mask)
     position = jnp.zeros_like(w.work)
     if w.has("pos"):
@@ -280,13 +296,14 @@ def start_iteration(w: Lane, over: Array) -> Array:
     hot = jnp.arange(len(plan.skeleton.stages)) == stage
     w.idle_with_work = jnp.where(hot & over, idles & left_over, w.idle_with_work)
 
+    at_decodes = whole_tokens(computed(w)).astype(jnp.float64) if w.has("decode") else 1.0
     attention2 = jnp.sum(jnp.where(prefill, w.given * (2.0 * position + w.given), 0.0))
     sums = {
         "Ntok": tokens,
         "Ndec": jnp.sum(decode).astype(jnp.float64),
         "Npre": jnp.sum(jnp.where(prefill, w.given, 0.0)),
         "Attn": attention2,
-        "DecodePositions": jnp.sum(jnp.where(decode, position + 1.0, 0.0)),
+        "DecodePositions": jnp.sum(jnp.where(decode, position + at_decodes, 0.0)),
         "Nres": w.number[jnp.maximum(stage, 0)].astype(jnp.float64),
     }
     sums |= further_sums(plan, decode, prefill, position)

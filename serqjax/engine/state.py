@@ -492,6 +492,11 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         }
     if plan.granular:
         state["refused"] = full((), False, bool)  # a prefill could not get a whole granule in this plan
+    if plan.speculative:
+        state["decode"] = full((), 1.0, f64)  # most tokens that a decode gets in the planned iteration
+    if plan.verifies:
+        state["verify"] = full((), 0.0, f64)  # tokens computed for a decode there, 0: those that it gets
+        state["computed"] = full((S,), 0.0, f64)  # tokens computed for each resident, of which it gets `given`
     if plan.prefills_alone:
         state["prefilling"] = full((), False, bool)  # a resident prefilled when the plan began
     if seated(plan, cap):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -268,8 +268,43 @@ def stray(w: Lane, slot: Array | int | None = None) -> Callable[[Value, int], No
     return fail
 
 
-def budget_and_chunk(w: Lane, stage: int, draws: Draws | None = None, live: Value = True) -> tuple[Value, Value]:
-    """Budget and chunk of a step stage now (tokens; chunk 0: no cap). `draws`: the machine's, taken where `live`."""
+class Limits(NamedTuple):
+    """What an iteration may give, tokens.
+
+    `chunk`: most of one prefill (0: no cap). `decode`: most that one decode gets. `verify`: computed for one decode, 0
+    for what it gets; None where no stage computes more.
+    """
+
+    budget: Value
+    chunk: Value
+    decode: Value
+    verify: Value
+
+    def gets(self, work: Value) -> Value:
+        """What a decode gets if the budget lasts."""
+        return jnp.minimum(work, self.decode)
+
+    def wanted(self, work: Value, mode: Value) -> Value:
+        """What would be computed for a resident if the budget lasted (`mode` 1: it decodes)."""
+        decodes, tokens = mode == 1, self.gets(work)
+        if self.verify is not None:
+            tokens = jnp.where(self.verify > 0, self.verify, tokens)
+        return jnp.where(decodes, tokens, jnp.where(self.chunk > 0, jnp.minimum(work, self.chunk), work))
+
+
+def planned_limits(w: Lane) -> Limits:
+    """Of the iteration that is planned."""
+    decode = w.decode if w.has("decode") else 1.0
+    return Limits(w.budget, w.chunk, decode, w.verify if w.has("verify") else None)
+
+
+def computed(w: Lane) -> Value:
+    """Tokens that the iteration computes for each resident, `[slots]`; no fewer than it is given."""
+    return w.computed if w.has("computed") else w.given
+
+
+def limits(w: Lane, stage: int, draws: Draws | None = None, live: Value = True) -> Limits:
+    """Those of a step stage now. `draws`: the machine's, taken where `live`."""
     kind = w.plan.skeleton.stages[stage].kind
     assert isinstance(kind, Step)
     env = Env(
@@ -278,18 +313,23 @@ def budget_and_chunk(w: Lane, stage: int, draws: Draws | None = None, live: Valu
     )  # fmt: skip
     budget = at_least_0(evaluate(kind.budget, env, live))
     chunk = jnp.float64(0.0) if kind.chunk is None else at_least_0(evaluate(kind.chunk, env, live))
-    return budget, chunk
+    decode, verify = 1.0, jnp.float64(0.0) if w.has("verify") else None
+    if kind.decode is not None:
+        decode = at_least(1.0, evaluate(kind.decode, env, live))
+    if kind.verify is not None:
+        verify = at_least(decode, evaluate(kind.verify, env, live))
+    return Limits(budget, chunk, decode, verify)
 
 
 def open_budget(w: Lane, stage: int) -> Value:
     """`BudgetLeft` outside admissions: what the residents' wants leave of the budget."""
-    budget, chunk = budget_and_chunk(w, stage)
-    return jnp.maximum(0.0, budget - jnp.sum(jnp.where(w.stage == stage, wanted(w.work, w.mode, chunk), 0.0)))
+    now = limits(w, stage)
+    return jnp.maximum(0.0, now.budget - jnp.sum(jnp.where(w.stage == stage, now.wanted(w.work, w.mode), 0.0)))
 
 
-def wanted(work: Value, mode: Value, chunk: Value) -> Value:
-    """Tokens a resident takes if the budget lasts: one if it decodes (`mode` 1), else its work, cut by the chunk."""
-    return jnp.where(mode == 1, jnp.minimum(work, 1.0), jnp.where(chunk > 0, jnp.minimum(work, chunk), work))
+def whole_tokens(tokens: Value) -> Value:
+    """Tokens of a decode as its client counts them, int64: a part of one is one."""
+    return jnp.maximum(jnp.ceil(tokens - 1e-9), 1.0).astype(jnp.int64)
 
 
 def has_work(w: Lane, stage: int) -> Value:
@@ -329,6 +369,11 @@ def amount(w: Lane, value: Value, mask: Value, fault: int, slot: Value, place: i
     """An amount of units, tokens or seconds: below -1e-9 or NaN is an error, tiny negatives become 0."""
     w.fail(mask & ~(value >= -1e-9), fault, slot, place)
     return jnp.maximum(value, 0.0)
+
+
+def at_least(least: Value, value: Value) -> Array:
+    """What is less, or not a number, is `least`."""
+    return jnp.where(jnp.asarray(value) > least, value, least)
 
 
 def at_least_0(value: Value) -> Array:

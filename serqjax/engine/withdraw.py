@@ -11,6 +11,7 @@ from . import sharing
 from .access import FAR, load
 from .clock import cancel_wake, free_server, never_asks
 from .lane import Lane
+from .views import computed
 
 
 def withdraw(w: Lane, slot: Array, on: Array) -> None:
@@ -19,7 +20,7 @@ def withdraw(w: Lane, slot: Array, on: Array) -> None:
     if w.has("mode"):
         listed = on & (load(w.give_key, slot) >= 0)
         planned = listed & w.planning & (stage == w.cursor)
-        w.pick(planned, owed=w.owed + load(w.given, slot))
+        w.pick(planned, owed=w.owed + load(computed(w), slot))
         w.add_at("stage_listed", stage, -1, listed & ~planned)
         w.put("give_key", slot, -1, on)
     sharing.count(w, "number", slot, stage, -1, on & (stage >= 0))

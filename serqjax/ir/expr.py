@@ -29,12 +29,12 @@ ContextName = Literal[
     "Size", "Age", "Last", "Queued",  # a cache entry: units, seconds since release, release time, owner waits (0/1)
     "N",  # jobs present at a processor-sharing stage
     "Nres", "Ndec", "Kvb", "Kvp",  # residents, decoding ones, memory units of decoding / prefilling ones
-    "Ntok", "Npre", "Attn",  # tokens, prefill tokens and sum of n*(K + n/2) of an iteration
+    "Ntok", "Npre", "Attn",  # tokens computed, prefill tokens and sum of n*(K + n/2) of an iteration
     "Decoding", "Admission", "Remaining", "Position",
     "Admitted", "Preempted",
     "Demand", "Served", "Arrived",
     # declared by the automaton form
-    "DecodePositions",  # cost: sum over scheduled decodes of (position before the token + 1), tokens
+    "DecodePositions",  # cost: sum over scheduled decodes of (position before + tokens computed), tokens
     "Nsch",  # cost: residents that are given tokens
     "PrefillPositions",  # cost: sum over scheduled prefills of the position before their chunk, tokens
     "LeastDecode", "MostDecode",  # cost: least and greatest position before the token of a scheduled decode (0: none)

@@ -337,14 +337,14 @@ def stage_form(program: Program, step: Step) -> Form | None:
     """The form of the cost of a step stage, or None: float path.
 
     The variables must be integers. Tokens are: work on a step stage is whole by the language's rule;
-    budget and chunk must be provably whole (below). `Kvb`, `Kvp` are where the memory pool has a
-    whole block (units are then multiples of it); with a pool without blocks the cost takes the float path.
+    budget, chunk and the tokens of a decode must be provably whole (below). `Kvb`, `Kvp` are where the memory pool has
+    a whole block (units are then multiples of it); with a pool without blocks the cost takes the float path.
     """
     form = cost_form(step.cost)
     if form is None:
         return None
     params = {p.name: p.value for p in program.params}
-    if not (is_whole(step.budget, params) and (step.chunk is None or is_whole(step.chunk, params))):
+    if not all(expr is None or is_whole(expr, params) for expr in (step.budget, step.chunk, step.decode, step.verify)):
         return None
     if step.memory is not None and reads(form) & {"Kvb", "Kvp"}:
         pool = next(p for p in program.pools if p.name == step.memory)

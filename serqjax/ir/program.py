@@ -20,18 +20,15 @@ from typing import Literal
 import msgspec
 
 from ..errors import nearest
+from .base import Part, Tagged
 from .expr import Amount, Ctx, Expr, Num, Number, Resource
 from .grids import Grid
+from .measured import AtEnd as AtEnd
+from .measured import Claim, Gauge
+from .measured import EveryIteration as EveryIteration
+from .measured import SomeIteration as SomeIteration
 
 FORMAT_VERSION = 1
-
-
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Base of the named parts of a program."""
-
-
-class Tagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
-    """Base of alternatives; in JSON `{"type": tag, ...}`."""
 
 
 # ---------------------------------------------------------------- attributes and parameters
@@ -241,6 +238,11 @@ class Step(Tagged, frozen=True, kw_only=True):
     """Continuous batching: iterations that give tokens to residents; work in tokens.
 
     - `budget`: tokens an iteration may give. `chunk`: cap of one prefill's tokens (None or 0: none).
+    - `decode`: tokens that a decode gets in an iteration, at most what it has left and what the budget leaves (None:
+      one). They are there together, at the end of the iteration. Below 1, or not a number, it is 1.
+    - `verify`: tokens that an iteration computes for a decode, those that come to nothing included. They are taken
+      from the budget, also when the decode has fewer left (None: those that it gets). Below `decode` it is `decode`;
+      where the budget leaves fewer, so many are computed, and the decode gets at most those.
     - `granule`: a prefill that an iteration does not finish gets whole multiples of so many tokens (infinity: all
       or nothing). One that could get less is refused, and after a refusal an iteration admits nobody (None: any
       number of tokens).
@@ -263,6 +265,8 @@ class Step(Tagged, frozen=True, kw_only=True):
     prefills: Literal["mixed", "alone"] = "mixed"
     after_own_preemption: Literal["stop", "go_on"] = "stop"
     iteration: tuple[Command, ...] = ()
+    decode: Expr | None = None
+    verify: Expr | None = None
 
 
 class Register(Part, frozen=True, kw_only=True):
@@ -600,52 +604,6 @@ class Trace(Part, frozen=True, kw_only=True):
     attrs: tuple[str, ...]
     turns: tuple[tuple[tuple[float, ...], ...], ...]
     contents: tuple[tuple[int, ...], ...] = ()
-
-
-# ---------------------------------------------------------------- what is measured besides
-
-
-class Gauge(Part, frozen=True, kw_only=True):
-    """A value of the state of pools and stages, read when an instant is over and the clock is about to move.
-
-    It holds until the next reading; the report has its mean over [warm-up, end], an interval from 20 equal
-    windows, and its least and greatest value.
-    """
-
-    name: str
-    value: Expr
-
-
-class EveryIteration(Tagged, frozen=True):
-    """Read at each start of an iteration of a step stage: none may be 0."""
-
-    stage: str
-
-
-class SomeIteration(Tagged, frozen=True):
-    """Read at each start of an iteration of a step stage: one must not be 0."""
-
-    stage: str
-
-
-class AtEnd(Tagged, frozen=True):
-    """Read once at the end, if no session is live: must not be 0."""
-
-
-class Claim(Part, frozen=True, kw_only=True):
-    """What a run is said to show; nothing that happens in the run depends on it.
-
-    - `value`: 0 is false. Over iterations it sees the variables of a cost, `Demand` (tokens that the residents could
-      take without a budget), `Served` (tokens of the stage's earlier iterations), `Arrived` (sessions started) and
-      the state of pools and stages; at the end, the clock and aggregates (`Agg`) of the observations.
-    - `given`: of every session, at its start (its attributes after `init`): a session of which it is 0 puts the run
-      out of the claim's scope, and the claim is not read any more.
-    """
-
-    name: str
-    kind: EveryIteration | SomeIteration | AtEnd
-    value: Expr
-    given: Expr | None = None
 
 
 # ---------------------------------------------------------------- the program

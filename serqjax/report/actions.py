@@ -33,7 +33,7 @@ COLUMNS: dict[str, str] = {
     "session": "serial number of the session; -1: none (an iteration, an entry that nobody owns)",
     "place": "pool or stage; empty for arrive and end",
     "amount": "admit, grow, evict, release, cache: units; preempt: the position given up; reject: units asked; "
-    "iteration, give: tokens; token: 1 for a decode's, 0 for the end of a prefill; else 0",
+    "iteration, give: tokens; token: those of a decode, 0 for the end of a prefill; else 0",
 }
 
 

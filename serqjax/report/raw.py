@@ -40,7 +40,7 @@ class Action(IntEnum):
     preempt = 7  # pool, position given up
     release = 8  # one per pool given back; pool, units
     cache = 9  # pool, units kept by the entry just made
-    token = 10  # stage, amount 1 for a decode's token, 0 for the end of a prefill
+    token = 10  # stage, tokens of a decode, 0 for the end of a prefill
     end = 11  # place 0, amount 0
     reject = 12  # pool, units asked (rounded up)
     deadline = 20  # place 0, amount 0: it comes, before anything is given back
