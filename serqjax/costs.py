@@ -83,7 +83,7 @@ def with_cpu(cost: Cost, *, step_s: float = 0.0, per_request_s: float = 0.0) -> 
     # `Min(cpu_step_s * Ntok, cpu_step_s)`: nothing in an iteration without tokens, as in `affine`
     text = f"{cost.text} + Min(cpu_step_s * Ntok, cpu_step_s) + cpu_per_request_s * Nres"
     numbers = (("cpu_step_s", float(step_s), "s"), ("cpu_per_request_s", float(per_request_s), "s"))
-    return Cost(text, (*cost.numbers, *numbers))
+    return Cost(text, (*cost.numbers, *numbers), cost.tables)
 
 
 def with_drafts(cost: Cost, *, draft_s: float = 0.0, per_draft_tok_s: float = 0.0) -> Cost:

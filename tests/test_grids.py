@@ -14,7 +14,7 @@ import serqjax as sq
 from serqjax.builder import Builder, parse, write
 from serqjax.check import find_problems
 from serqjax.check.licence import licence
-from serqjax.costs import Cost
+from serqjax.costs import Cost, with_cpu, with_drafts
 from serqjax.ir import Attr, Axis, End, Enter, Grid, Inf, Leave, Listed, Num, Run, Step, Table
 from serqjax.ir.codec import from_json, to_json
 from serqjax.ir.grids import dense, reader
@@ -36,6 +36,16 @@ def test_a_ragged_grid_reads_as_its_own_slices():
     assert read([2, 3, 4]) == 6.0
     assert read([0, 2.5, 5]) == 0.5 * (2.0 + 7.0)
     assert math.isnan(read([math.nan, 1, 1]))
+
+
+def test_a_cost_with_tables_keeps_them_when_something_is_added():
+    grid = Grid(name="step", axes=(Axis(name="n"),), rows=((0, 0.0), (100, 1.0)))
+    cost = Cost("step(Ntok) if Ntok > 0 else 0", (), (grid,))
+    load = sq.workloads.requests(num_prompts=1, input_len=50, output_len=1)
+    for more in (with_cpu(cost, step_s=0.25), with_drafts(cost, draft_s=0.25)):
+        prog = sq.program(sq.deployments.vllm(cost=more), load)
+        assert prog.tables == (grid,)
+        assert sq.run(prog).requests["ttft_s"][0] >= 0.5
 
 
 def test_filling_the_holes_changes_nothing_at_the_points_between():

@@ -15,6 +15,7 @@ from serqjax import ir
 from serqjax.engine import simulate
 from serqjax.engine.host import Batch, SharedProgress, settings
 from serqjax.engine.make_plan import make_plan
+from serqjax.engine.passes import may_reach
 from serqjax.engine.step import Config, Form
 from serqjax.ir import program as p
 from serqjax.progress import NoProgress
@@ -137,8 +138,8 @@ def test_reachable_states() -> None:
     """A pass goes forward through `Goto` and `Branch` and ends at everything that blocks."""
     plan, _, _ = make_plan(drawing_program())
     at = plan.state_index
-    draws = plan.may_reach(plan.state_draws)
+    draws = may_reach(plan, plan.state_draws)
     assert {name for name in at if draws[at[name]]} == {"ask", "longer"}
-    turns = plan.may_reach(plan.turn_ops)
+    turns = may_reach(plan, plan.turn_ops)
     assert {name for name in at if turns[at[name]]} == {"ask"}
     assert jnp.asarray(draws).dtype == np.bool_

@@ -34,7 +34,6 @@ from ..ir.program import (
     Fifo,
     Fork,
     Gauge,
-    Goto,
     Grow,
     Leave,
     Listed,
@@ -587,20 +586,6 @@ class Plan:
         state = self.states[with_turn[0]]
         index = Index(self.skeleton)
         return state.name not in reached(index, successors(index, state))
-
-    def may_reach(self, wanted: tuple[int, ...]) -> np.ndarray:
-        """Bool `[states]`: whether a pass that begins in a state may come to one with `wanted` above 0."""
-        reach = np.zeros(max(1, len(self.states)), dtype=bool)
-        for i in reversed(range(len(self.states))):
-            then: tuple[str, ...] = ()
-            match self.states[i].exit:
-                case Goto(name):
-                    then = (name,)
-                case Branch(_, yes, no):
-                    then = (yes, no)
-            ahead = (self.state_index[name] for name in then if self.is_forward(i, name))
-            reach[i] = wanted[i] > 0 or any(reach[j] for j in ahead)
-        return reach
 
     @functools.cached_property
     def blocks(self) -> dict[str, range]:

@@ -16,6 +16,7 @@ from .access import FAR, SLOT_BITS, least, load, load_at, pack, store
 from .clock import find_next_wake
 from .faults import Fault
 from .lane import Lane
+from .passes import may_reach
 from .plan import Plan
 from .session import runs
 from .state import session_axes
@@ -37,7 +38,7 @@ def needs_seat(w: Lane) -> Array:
     """Whether the session that runs now may enter a step stage and has no seat."""
     if not w.has("seats"):
         return jnp.bool_(False)
-    reaches = jnp.asarray(w.plan.may_reach(runs_on_step_stage(w.plan)))
+    reaches = jnp.asarray(may_reach(w.plan, runs_on_step_stage(w.plan)))
     return runs(w) & (w.cur >= w.seats.shape[0]) & reaches[jnp.maximum(load(w.pc, w.cur), 0)]
 
 

@@ -31,6 +31,7 @@ from ..tape.streams import (
 from .access import AbstractTable, Together, any_of, choose, load, lookup
 from .expr import Draws, Env, Value, evaluate
 from .lane import Lane
+from .passes import may_reach
 from .plan import SESSIONS_AHEAD, Plan
 from .views import rounded_ticks
 
@@ -116,11 +117,11 @@ def draw_ahead(w: Lane, on: Array) -> None:
     plan, asks = w.plan, {}
     where = jnp.maximum(load(w.pc, w.cur), 0)
     if plan.blocks["turn"]:
-        asks["turn"] = on & lookup(plan.may_reach(plan.turn_ops), where)
+        asks["turn"] = on & lookup(may_reach(plan, plan.turn_ops), where)
         if plan.one_turn:
             asks["turn"] = asks["turn"] & ~first_turn_ready(w, jnp.maximum(w.cur, 0))
     if plan.blocks["own"]:
-        asks["own"] = on & lookup(plan.may_reach(plan.state_draws), where)
+        asks["own"] = on & lookup(may_reach(plan, plan.state_draws), where)
     if plan.blocks["init"]:
         asks["init"] = w.init_for != w.arrived
     if plan.open_arrivals:
