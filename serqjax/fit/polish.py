@@ -56,7 +56,8 @@ class Polish:
             step = step * min(1.0, 2.0 * spread / max(np.abs(step).max(), 1e-300))
             self.tell(f"{name} cloud {spread:5.3f}       loss {loss:.5f}  " + numbers(self.space, at + step))
             at = self.space.clip(at + step)
-            if np.abs(step).max() < spread / 2.0:
+            within = step @ found.known.gram @ step < len(step)  # the error of the data is as large
+            if within or np.abs(step).max() < spread / 2.0:
                 if spread <= BOTTOM:
                     break
                 spread = max(spread / 2.0, BOTTOM)
