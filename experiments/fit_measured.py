@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import serqjax as sq  # noqa: E402
 from experiments.predict_measured import note, options, settings_of  # noqa: E402
+from serqjax import ir  # noqa: E402
 from serqjax.fit import Fit, fit, measured  # noqa: E402
 from serqjax.fit.data import RunData  # noqa: E402
 from serqjax.fit.errors import relative_errors  # noqa: E402
@@ -31,12 +32,12 @@ from serqjax.fit.errors import relative_errors  # noqa: E402
 FREE = ("base_s", "per_decode_s", "per_kv_tok_s", "per_prefill_tok_s", "per_attention_s")
 HOLDOUT = 0.5
 #: Candidates and generations of a search, and candidates of the last cloud.
-POPULATION, GENERATIONS, LAST = 32, 2, 96
+POPULATION, GENERATIONS, LAST = 32, 8, 96
 
 Shared = tuple[measured.Shares, ...]
 
 
-def simulate(program: sq.Program, run: RunData) -> dict[str, np.ndarray]:
+def simulate(program: ir.Program, run: RunData) -> dict[str, np.ndarray]:
     """Request times. **Raises:** `ProgramError` where not all requests finish."""
     simulated = sq.run(program)
     found = measured.times_of(simulated, len(run))
@@ -72,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run, flags, shares, _ = settings_of(args)
         found = fitted(run, flags, shares, args.starts)
-        times = simulate(measured.program_of(run, sq.costs.affine(**found.best), flags, shares), run)
+        times = simulate(measured.program_of(run, sq.costs.affine(), flags, shares).with_params(found.best), run)
     except (sq.ProgramError, OSError, ValueError) as error:
         note(str(error))
         return 1

@@ -275,7 +275,7 @@ def _bench_serve(name: str, whole: dict[str, Any]) -> RunData:
             aside.append((i, "a duration is negative"))
             continue
         tokens = whole["input_lens"][i], whole["output_lens"][i]
-        rows.append(_Row(i, sent, sent + ttft, sent + ttft + math.fsum(gaps), *tokens, gaps))
+        rows.append(_Row(i, sent, sent + ttft, sent + ttft + math.fsum(gaps), *tokens, gaps_s=gaps))
     return run_data(name, rows, aside)
 
 
@@ -316,5 +316,5 @@ def _aiperf(name: str, lines: list[tuple[int, dict[str, Any]]]) -> RunData:
             aside.append((number, f"{error} is missing or of an unknown unit"))
             continue
         sent_s = (sent_ns - lines[0][1]["metadata"]["request_start_ns"]) * 1e-9  # exact before it is made a float
-        rows.append(_Row(number, sent_s, sent_s + ttft, sent_s + latency, *tokens, gaps))
+        rows.append(_Row(number, sent_s, sent_s + ttft, sent_s + latency, *tokens, gaps_s=gaps))
     return run_data(name, rows, aside)

@@ -15,6 +15,11 @@ from .surface import Bottom, Scored
 WIDEST, BOTTOM = 0.2, 0.04
 #: Clouds of a descent at most. Candidates of the last cloud, per coefficient of a quadratic.
 ROUNDS, LAST = 10, 12
+#: A bottom whose loss is this much above that of the point where the way to it began is none: the model cannot do what
+#: the data did, and the covariance of its jumps weighs what it does worst least.
+WORSE = 1.1
+#: So many clouds in a row at such a loss end a descent.
+LOST = 3
 #: Candidates of a cloud come in such numbers: so many share a compiled loop.
 UNIT = 16
 
@@ -46,8 +51,14 @@ class Polish:
 
     def descend(self, at: np.ndarray, spread: float, name: str) -> tuple[np.ndarray, float]:
         """From a point to near the bottom, by clouds that get narrower; the point and its loss."""
+        begin: tuple[np.ndarray, float] | None = None
+        worse = 0
         for _ in range(ROUNDS):
             loss = float(self.around(at, spread, self.size).losses[0])
+            begin = begin or (at, loss)
+            worse = worse + 1 if loss > WORSE * begin[1] else 0
+            if worse == LOST:
+                break
             # noise shortens steps along what the data tell little of: all directions can be gone
             found = self.judge(at, spread, loss)
             # near the bottom only along what is told: the rest would drift
@@ -61,7 +72,11 @@ class Polish:
                 if spread <= BOTTOM:
                     break
                 spread = max(spread / 2.0, BOTTOM)
-        return at, float(self.score(at[None]).losses[0])
+        end = float(self.score(at[None]).losses[0])
+        if begin is not None and end > WORSE * begin[1]:
+            self.tell(f"{name} goes back to loss {begin[1]:.5f} from {end:.5f}")
+            return begin
+        return at, end
 
     def bottom(self, at: np.ndarray, loss: float, last: int | None) -> Bottom:
         """The bottom near a point by a cloud of at least `last` candidates."""
@@ -72,7 +87,11 @@ class Polish:
                 break  # no candidate finishes its run here
         found = self.judge(at, BOTTOM, loss)
         best = self.space.clip(at + found.moved)
-        return dataclasses.replace(found, best=best, loss=float(self.score(best[None]).losses[0]))
+        lowest = float(self.score(best[None]).losses[0])
+        if lowest > WORSE * loss:
+            self.tell(f"the bottom goes back to loss {loss:.5f} from {lowest:.5f}")
+            best, lowest = at, loss
+        return dataclasses.replace(found, best=best, loss=lowest)
 
     def judge(self, at: np.ndarray, spread: float, loss: float) -> Bottom:
         """What the clouds say of the bottom near a point."""
