@@ -11,13 +11,13 @@ from . import surface
 from .optimisers import Space
 from .surface import Bottom, Scored
 
-#: Spreads of the clouds, in logs, from the first to that of the bottom.
-WIDEST, BOTTOM = 0.2, 0.04
+#: Spreads of the clouds, in logs: the first after a search, the first around a guess that is good, the last.
+WIDEST, NEARBY, BOTTOM = 0.2, 0.1, 0.04
 #: Clouds of a descent at most. Candidates of the last cloud, per coefficient of a quadratic.
 ROUNDS, LAST = 10, 12
 #: A bottom whose loss is this much above that of the point where the way to it began is none: the model cannot do what
 #: the data did, and the covariance of its jumps weighs what it does worst least.
-WORSE = 1.1
+WORSE = 1.5
 #: So many clouds in a row at such a loss end a descent.
 LOST = 3
 #: Candidates of a cloud come in such numbers: so many share a compiled loop.

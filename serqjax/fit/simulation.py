@@ -26,7 +26,7 @@ from .data import RunData, SummaryData, read_data
 from .intervals import identify
 from .measured import gaps_of, times_of
 from .optimisers import OPTIMISERS, Space
-from .polish import BOTTOM, WIDEST, Polish, numbers
+from .polish import NEARBY, WIDEST, Polish, numbers
 from .result import Fit
 from .surface import Scored
 from .targets import AbstractTarget, Requests, Summaries, Times
@@ -211,7 +211,7 @@ def search(
             begin = space.clip(start + np.random.default_rng(seed + 1000 * k).normal(0.0, 2 * sigma, len(start)))
         if generations > 0:
             begin = _search(score, space, begin, population, generations, sigma, seed + k, method, tell, k)
-        ends.append(polish.descend(begin, WIDEST if generations > 0 else BOTTOM, f"start {k}"))
+        ends.append(polish.descend(begin, WIDEST if generations > 0 else NEARBY, f"start {k}"))
     at, loss_there = min(ends, key=lambda end: end[1])
     bottom = polish.bottom(at, loss_there, last)
     best, lowest = bottom.best, bottom.loss
