@@ -63,11 +63,11 @@ class Polish:
             found = self.judge(at, spread, loss)
             # near the bottom only along what is told: the rest would drift
             step = found.moved if spread < WIDEST / 2.0 else found.everywhere
+            within = step @ found.known.gram @ step < len(step)  # the error of the data is as large
             # shortened as a whole: cut in each parameter alone it would leave the ridge of a sum
             step = step * min(1.0, 2.0 * spread / max(np.abs(step).max(), 1e-300))
             self.tell(f"{name} cloud {spread:5.3f}       loss {loss:.5f}  " + numbers(self.space, at + step))
             at = self.space.clip(at + step)
-            within = step @ found.known.gram @ step < len(step)  # the error of the data is as large
             if within or np.abs(step).max() < spread / 2.0:
                 if spread <= BOTTOM:
                     break
