@@ -4,16 +4,14 @@
 
 Options and files are those of `predict_measured.py`; the tables of the machine are not read: the cost of a step is five
 numbers, from a first guess that knows nothing of the machine. All requests are simulated, those of the first half are
-scored. `--starts` searches, the best counts. They run without shared prefixes, where iterations are taken together;
-what the prefixes change in each request's times is then simulated near the best, taken off the measured times, and the
-fit goes on from there, twice. The error of the second half, (predicted - measured) / measured, is that of a run with
-the shared prefixes.
+scored. `--starts` searches, the best counts. They run without shared prefixes, where iterations are taken together
+(fifty runs in the time of one); the bottom near the best is then looked for with them. The error of the second half is
+(predicted - measured) / measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
@@ -24,9 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import oracle  # noqa: E402
 import serqjax as sq  # noqa: E402
 from experiments.predict_measured import note, options, settings_of  # noqa: E402
+from serqjax import ir  # noqa: E402
 from serqjax.fit import Fit, fit, measured  # noqa: E402
 from serqjax.fit.data import RunData  # noqa: E402
 from serqjax.fit.errors import relative_errors  # noqa: E402
@@ -34,56 +32,32 @@ from serqjax.fit.errors import relative_errors  # noqa: E402
 FREE = ("base_s", "per_decode_s", "per_kv_tok_s", "per_prefill_tok_s", "per_attention_s")
 HOLDOUT = 0.5
 #: Candidates and generations of a search, and candidates of the last cloud.
-POPULATION, GENERATIONS, LAST = 32, 2, 96
-#: Rounds in which the effect of shared prefixes is taken off; points around the best at which it is simulated, and
-#: how far they are, in logs: a request more or less in an iteration moves many, and the mean is wanted.
-ROUNDS, POINTS, SPREAD = 2, 3, 0.01
+POPULATION, GENERATIONS, LAST = 32, 8, 96
 
-Times = dict[str, np.ndarray]
 Shared = tuple[measured.Shares, ...]
 
 
-def simulate(run: RunData, flags: dict[str, Any], shares: Shared, costs: dict[str, Any]) -> Times:
-    """Request times by the sequential interpreter, which is the faster one where iterations pass one by one.
-
-    **Raises:** `ProgramError` where not all requests finish.
-    """
-    program = measured.program_of(run, sq.costs.affine(**costs), flags, shares)
-    simulated = sq.Run(program, oracle.simulate(program))
+def simulate(program: ir.Program, run: RunData) -> dict[str, np.ndarray]:
+    """Request times. **Raises:** `ProgramError` where not all requests finish."""
+    simulated = sq.run(program)
     found = measured.times_of(simulated, len(run))
     if missing := int(np.isnan(found["last_s"]).sum()):
         raise sq.ProgramError.at(run.name, f"{missing} requests did not finish: {simulated.verdict}")
     return found
 
 
-def without_prefixes(run: RunData, flags: dict[str, Any], shares: Shared, costs: dict[str, float],
-                     seed: int) -> RunData:
-    """The run as it would have been measured had the prompts nothing in common: simulated differences are taken off."""
-    rng = np.random.default_rng(seed)
-    shift = {"first_s": np.zeros(len(run)), "last_s": np.zeros(len(run))}
-    for k in range(POINTS):
-        near = {name: value * float(np.exp(SPREAD * rng.standard_normal() * (k > 0))) for name, value in costs.items()}
-        with_them, without = simulate(run, flags, shares, near), simulate(run, flags, (), near)
-        for name in shift:
-            shift[name] += (with_them[name] - without[name]) / POINTS
-    first = np.maximum(run.first_s - shift["first_s"], run.sent_s + 1e-6)
-    last = np.where(run.output_tok > 1, np.maximum(run.last_s - shift["last_s"], first + 1e-6), first)
-    return dataclasses.replace(run, first_s=first, last_s=last)
-
-
 def fitted(run: RunData, flags: dict[str, Any], shares: Shared, starts: int) -> Fit:
-    """The fit; with shared prefixes its errors and pictures are those of the shifted times."""
+    """The fit: the best of `starts` searches without shared prefixes, and from there the bottom with them."""
     common: dict[str, Any] = {"holdout": HOLDOUT, "loss": ("ttft", "tpot", "e2e"), "last": LAST, "report": note}
     found = fit(
         measured.program_of(run, sq.costs.affine(), flags), data=[run], free=FREE, population=POPULATION,
         generations=GENERATIONS, restarts=starts, **common,
     )  # fmt: skip
-    for k in range(ROUNDS if shares else 0):
-        note(f"{found}\nthe effect of shared prefixes is simulated, round {k + 1}")
-        shifted = without_prefixes(run, flags, shares, found.best, seed=k)
+    if shares:
+        note(f"{found}\nand now with shared prefixes")
         bounds = {name: (value / 10.0, value * 10.0) for name, value in found.best.items()}
-        program = measured.program_of(run, sq.costs.affine(), flags).with_params(found.best)
-        found = fit(program, data=[shifted], free=bounds, generations=0, **common)
+        program = measured.program_of(run, sq.costs.affine(), flags, shares).with_params(found.best)
+        found = fit(program, data=[run], free=bounds, generations=0, **common)
     return found
 
 
@@ -99,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run, flags, shares, _ = settings_of(args)
         found = fitted(run, flags, shares, args.starts)
-        times = simulate(run, flags, shares, found.best)
+        times = simulate(measured.program_of(run, sq.costs.affine(), flags, shares).with_params(found.best), run)
     except (sq.ProgramError, OSError, ValueError) as error:
         note(str(error))
         return 1

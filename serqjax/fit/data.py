@@ -32,6 +32,8 @@ class RunData:
       step of the engine. `input_tok`, `output_tok`: tokens served, int64 `[requests]`.
     - `set_aside`: what was left out, as (row of the file, reason). `place`: the row of each request.
     - `settings`: of the engine, by vLLM's flag names, where the caller or the file knows them.
+    - `gaps_s`: per request the seconds between its tokens, `output_tok - 1` of them; empty for a request whose chunks
+      held several tokens, and () for a file that has none.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RunData:
     place: np.ndarray
     set_aside: tuple[tuple[int, str], ...] = ()
     settings: tuple[tuple[str, Any], ...] = ()
+    gaps_s: tuple[np.ndarray, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -50,6 +53,8 @@ class RunData:
     def __str__(self) -> str:
         tokens = f"{self.input_tok.sum()} input and {self.output_tok.sum()} output tokens"
         text = f"{self.name}: {len(self)} requests, {tokens}"
+        if self.gaps_s:
+            text += f"; each gap between tokens known of {self.with_gaps.sum()} requests"
         rows = "".join(f"\n  row {row} set aside: {reason}" for row, reason in self.set_aside)
         return text + rows
 
@@ -63,6 +68,11 @@ class RunData:
         """Seconds per output token after the first, NaN for one token."""
         many = self.output_tok > 1
         return np.where(many, (self.last_s - self.first_s) / np.maximum(self.output_tok - 1, 1), np.nan)
+
+    @property
+    def with_gaps(self) -> np.ndarray:
+        """Whether each gap between the tokens of a request is known, `[requests]`; of one token there are none."""
+        return np.asarray([len(gaps) > 0 for gaps in self.gaps_s or ((),) * len(self)], bool)
 
     @property
     def e2e_s(self) -> np.ndarray:
@@ -108,6 +118,7 @@ class _Row:
     last_s: float
     input_tok: float
     output_tok: float
+    gaps_s: tuple[float, ...] = ()
 
 
 def run_data(name: str, rows: Iterable[_Row], set_aside: Iterable[tuple[int, str]] = ()) -> RunData:
@@ -128,6 +139,7 @@ def run_data(name: str, rows: Iterable[_Row], set_aside: Iterable[tuple[int, str
     good.sort(key=lambda row: row.sent_s)  # stable: equal stamps stay in the order of the file
     columns = {f: np.asarray([getattr(r, f) for r in good]) for f in ("sent_s", "first_s", "last_s")}
     start = columns["sent_s"][0]
+    gaps = tuple(np.asarray(r.gaps_s if len(r.gaps_s) == r.output_tok - 1 else ()) for r in good)
     data = RunData(
         name=name,
         **{f: c - start for f, c in columns.items()},
@@ -135,6 +147,7 @@ def run_data(name: str, rows: Iterable[_Row], set_aside: Iterable[tuple[int, str
         output_tok=np.asarray([int(r.output_tok) for r in good]),
         place=np.asarray([r.place for r in good]),
         set_aside=tuple(sorted(aside)),
+        gaps_s=gaps if any(len(gap) for gap in gaps) else (),
     )
     tpot_s = data.tpot_s[~np.isnan(data.tpot_s)]
     if len(tpot_s) and np.median(tpot_s) > SLOWEST_TPOT_S:
@@ -144,7 +157,7 @@ def run_data(name: str, rows: Iterable[_Row], set_aside: Iterable[tuple[int, str
 
 
 def _fault(row: _Row) -> str:
-    values = dataclasses.asdict(row)
+    values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row) if field.name != "gaps_s"}
     for field, value in values.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
             return f"`{field}` is {value!r}"
@@ -253,14 +266,16 @@ def _bench_serve(name: str, whole: dict[str, Any]) -> RunData:
             aside.append((i, f"the request failed: {str(errors[i]).splitlines()[-1][:80]}"))
             continue
         try:
-            sent, ttft, gaps = float(whole["start_times"][i]), float(whole["ttfts"][i]), math.fsum(whole["itls"][i])
+            sent, ttft = float(whole["start_times"][i]), float(whole["ttfts"][i])
+            gaps = tuple(map(float, whole["itls"][i]))
         except (TypeError, ValueError):
             aside.append((i, "a time is no number"))
             continue
-        if ttft < 0 or any(gap < 0 for gap in whole["itls"][i]):
+        if ttft < 0 or any(gap < 0 for gap in gaps):
             aside.append((i, "a duration is negative"))
             continue
-        rows.append(_Row(i, sent, sent + ttft, sent + ttft + gaps, whole["input_lens"][i], whole["output_lens"][i]))
+        tokens = whole["input_lens"][i], whole["output_lens"][i]
+        rows.append(_Row(i, sent, sent + ttft, sent + ttft + math.fsum(gaps), *tokens, gaps_s=gaps))
     return run_data(name, rows, aside)
 
 
@@ -295,9 +310,11 @@ def _aiperf(name: str, lines: list[tuple[int, dict[str, Any]]]) -> RunData:
                 "request_latency")
             )
             tokens = [metrics[key]["value"] for key in ("input_sequence_length", "output_sequence_length")]
+            chunks = metrics.get("inter_chunk_latency") or {"value": (), "unit": "s"}
+            gaps = tuple(_SECONDS[chunks["unit"]] * gap for gap in chunks["value"])
         except (KeyError, TypeError) as error:
             aside.append((number, f"{error} is missing or of an unknown unit"))
             continue
         sent_s = (sent_ns - lines[0][1]["metadata"]["request_start_ns"]) * 1e-9  # exact before it is made a float
-        rows.append(_Row(number, sent_s, sent_s + ttft, sent_s + latency, *tokens))
+        rows.append(_Row(number, sent_s, sent_s + ttft, sent_s + latency, *tokens, gaps_s=gaps))
     return run_data(name, rows, aside)

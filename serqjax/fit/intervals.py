@@ -24,7 +24,8 @@ def identify(space: Space, bottom: Bottom, blocks: np.ndarray, level: float, see
     **Arguments:** `blocks` `[rows]`: residuals that keep their noise together.
     """
     best, gram = bottom.best, bottom.known.gram
-    weak = [tuple(int(i) for i in np.flatnonzero(np.abs(v) > PART)) for v in bottom.known.weak]
+    # directions of one group differ in their shares alone: it is named once
+    weak = list(dict.fromkeys(tuple(int(i) for i in np.flatnonzero(np.abs(v) > PART)) for v in bottom.known.weak))
     errors = simulated_errors(bottom.cloud, bottom.noise, bottom.known.basis, blocks, bottom.pull, seed)
     values = np.exp(best)
     tail = (1.0 - level) / 2.0

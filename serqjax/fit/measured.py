@@ -24,6 +24,7 @@ from ..deployments import vllm
 from ..errors import ProgramError
 from ..ir.expr import Attr, Num
 from ..ir.program import Listed, Program, Recorded
+from ..report.raw import Action
 from ..traces import Request
 from ..workloads import from_trace
 from .data import RunData
@@ -129,3 +130,13 @@ def times_of(run: Any, requests: int) -> dict[str, np.ndarray]:
         picked = np.where(order >= 0, ticks[order], -1)
         found[name] = np.where(picked >= 0, picked * raw.tick_s, np.nan)
     return found
+
+
+def gaps_of(run: Any, requests: int) -> list[np.ndarray]:
+    """Seconds between the tokens of each request of a run made with `trace=True`, in the order of the data."""
+    tick, kind, serial = run.raw.trace[:, :3].astype(np.int64).T
+    tokens = kind == Action.token
+    order = np.argsort(serial[tokens], kind="stable")  # those of one request stay in the order of time
+    serial, tick = serial[tokens][order], tick[tokens][order]
+    ends = np.searchsorted(serial, np.arange(requests + 1))
+    return [np.diff(tick[low:high]) * run.raw.tick_s for low, high in zip(ends, ends[1:])]

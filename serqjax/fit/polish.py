@@ -11,10 +11,15 @@ from . import surface
 from .optimisers import Space
 from .surface import Bottom, Scored
 
-#: Spreads of the clouds, in logs, from the first to that of the bottom.
-WIDEST, BOTTOM = 0.2, 0.04
+#: Spreads of the clouds, in logs: the first after a search, the first around a guess that is good, the last.
+WIDEST, NEARBY, BOTTOM = 0.2, 0.1, 0.04
 #: Clouds of a descent at most. Candidates of the last cloud, per coefficient of a quadratic.
 ROUNDS, LAST = 10, 12
+#: A bottom whose loss is this much above that of the point where the way to it began is none: the model cannot do what
+#: the data did, and the covariance of its jumps weighs what it does worst least.
+WORSE = 1.5
+#: So many clouds in a row at such a loss end a descent.
+LOST = 3
 #: Candidates of a cloud come in such numbers: so many share a compiled loop.
 UNIT = 16
 
@@ -46,21 +51,32 @@ class Polish:
 
     def descend(self, at: np.ndarray, spread: float, name: str) -> tuple[np.ndarray, float]:
         """From a point to near the bottom, by clouds that get narrower; the point and its loss."""
+        begin: tuple[np.ndarray, float] | None = None
+        worse = 0
         for _ in range(ROUNDS):
             loss = float(self.around(at, spread, self.size).losses[0])
+            begin = begin or (at, loss)
+            worse = worse + 1 if loss > WORSE * begin[1] else 0
+            if worse == LOST:
+                break
             # noise shortens steps along what the data tell little of: all directions can be gone
             found = self.judge(at, spread, loss)
             # near the bottom only along what is told: the rest would drift
             step = found.moved if spread < WIDEST / 2.0 else found.everywhere
+            within = step @ found.known.gram @ step < len(step)  # the error of the data is as large
             # shortened as a whole: cut in each parameter alone it would leave the ridge of a sum
             step = step * min(1.0, 2.0 * spread / max(np.abs(step).max(), 1e-300))
             self.tell(f"{name} cloud {spread:5.3f}       loss {loss:.5f}  " + numbers(self.space, at + step))
             at = self.space.clip(at + step)
-            if np.abs(step).max() < spread / 2.0:
+            if within or np.abs(step).max() < spread / 2.0:
                 if spread <= BOTTOM:
                     break
                 spread = max(spread / 2.0, BOTTOM)
-        return at, float(self.score(at[None]).losses[0])
+        end = float(self.score(at[None]).losses[0])
+        if begin is not None and end > WORSE * begin[1]:
+            self.tell(f"{name} goes back to loss {begin[1]:.5f} from {end:.5f}")
+            return begin
+        return at, end
 
     def bottom(self, at: np.ndarray, loss: float, last: int | None) -> Bottom:
         """The bottom near a point by a cloud of at least `last` candidates."""
@@ -71,7 +87,11 @@ class Polish:
                 break  # no candidate finishes its run here
         found = self.judge(at, BOTTOM, loss)
         best = self.space.clip(at + found.moved)
-        return dataclasses.replace(found, best=best, loss=float(self.score(best[None]).losses[0]))
+        lowest = float(self.score(best[None]).losses[0])
+        if lowest > WORSE * loss:
+            self.tell(f"the bottom goes back to loss {loss:.5f} from {lowest:.5f}")
+            best, lowest = at, loss
+        return dataclasses.replace(found, best=best, loss=lowest)
 
     def judge(self, at: np.ndarray, spread: float, loss: float) -> Bottom:
         """What the clouds say of the bottom near a point."""

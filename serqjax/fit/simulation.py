@@ -24,9 +24,9 @@ from ..ir.program import Listed, Program
 from . import surface
 from .data import RunData, SummaryData, read_data
 from .intervals import identify
-from .measured import times_of
+from .measured import gaps_of, times_of
 from .optimisers import OPTIMISERS, Space
-from .polish import BOTTOM, WIDEST, Polish, numbers
+from .polish import NEARBY, WIDEST, Polish, numbers
 from .result import Fit
 from .surface import Scored
 from .targets import AbstractTarget, Requests, Summaries, Times
@@ -62,18 +62,22 @@ class Problem:
         self.blocks = surface.blocks(runs, np.concatenate([target.moments for target in self.targets]))
         _expect(self.programs, data)
 
-    def simulate(self, points: np.ndarray) -> list[list[Times]]:
-        """Request times of each candidate in each run: one batched call."""
+    def simulate(self, points: np.ndarray, gaps: bool = False) -> list[list[Times]]:
+        """Request times of each candidate in each run: one batched call. `gaps`: those between tokens too, for which
+        iterations are passed one by one."""
         from ..engine import simulate_many
         from ..results import Run
 
         programs = [made.with_params(self.space.params(x)) for x in points for made in self.programs]
-        raws = simulate_many(programs, [p.seed for p in programs], stop_on_verdict=True)
+        raws = simulate_many(programs, [p.seed for p in programs], stop_on_verdict=True, trace=gaps)
         if any(raw is None for raw in raws):
             raise KeyboardInterrupt("interrupted in a generation")
         n = len(self.programs)
         sizes = [target.requests for target in self.targets]
-        times = [times_of(Run(p, raw), sizes[i % n]) for i, (p, raw) in enumerate(zip(programs, raws))]
+        runs = [Run(p, raw) for p, raw in zip(programs, raws)]
+        times: list[Times] = [times_of(run, sizes[i % n]) for i, run in enumerate(runs)]
+        if gaps:
+            times = [made | {"gaps_s": gaps_of(run, sizes[i % n])} for i, (made, run) in enumerate(zip(times, runs))]
         return [times[i : i + n] for i in range(0, len(times), n)]
 
     def score(self, points: np.ndarray) -> Scored:
@@ -207,11 +211,11 @@ def search(
             begin = space.clip(start + np.random.default_rng(seed + 1000 * k).normal(0.0, 2 * sigma, len(start)))
         if generations > 0:
             begin = _search(score, space, begin, population, generations, sigma, seed + k, method, tell, k)
-        ends.append(polish.descend(begin, WIDEST if generations > 0 else BOTTOM, f"start {k}"))
+        ends.append(polish.descend(begin, WIDEST if generations > 0 else NEARBY, f"start {k}"))
     at, loss_there = min(ends, key=lambda end: end[1])
     bottom = polish.bottom(at, loss_there, last)
     best, lowest = bottom.best, bottom.loss
-    base = problem.simulate(best[None])[0]
+    base = problem.simulate(best[None], gaps=any(isinstance(run, RunData) and bool(run.gaps_s) for run in runs))[0]
     tables = identify(space, bottom, problem.blocks, level, seed)
     return Fit(
         guess={n: guess[n] for n in space.names}, best=space.params(best), loss=lowest, level=level,

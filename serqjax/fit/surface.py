@@ -27,6 +27,9 @@ BLOCK_POWER = 1.0 / 3.0
 FOLDS, DRAWS = 4, 3
 #: Splits of the cloud in two halves, whose slopes have noise of their own.
 SPLITS = 8
+#: Damping of a step in all directions, of each parameter's own strength: a step in directions that the data do not tell
+#: would be a long one, and cut the others short.
+DAMPED = 1e-3
 #: Steps from the point to the least sum of squares of the curved surface.
 STEPS = 3
 #: A surface is believed up to this displacement in each log parameter.
@@ -86,7 +89,8 @@ class Surface:
         freedom = len(cloud) - design.shape[1]
         if freedom < 2:
             raise ValueError("too few candidates near the best finish their runs: give other bounds or a first guess")
-        solution = np.linalg.lstsq(design, cloud.residuals, rcond=None)[0]
+        # `lstsq` takes the time of all right-hand sides in its own loops, many times that of a product
+        solution = np.linalg.pinv(design) @ cloud.residuals
         jumps = (cloud.residuals - design @ solution) / np.sqrt(freedom)
         return cls(solution[0], solution[1 : 1 + free].T, solution[1 + free :], jumps)
 
@@ -146,8 +150,8 @@ class Noise:
             first = 2.2 * float(np.median(np.abs(values))) ** 2 + 1e-12
             limit = FAR_OFF * np.sqrt(first + surface.variance[rows])
             capped = np.clip(values, -limit, limit)
-            _, strength, directions = np.linalg.svd(jumps, full_matrices=False)
-            strength, along = strength**2, directions @ capped
+            strength, directions = principal(jumps)
+            along = directions @ capped
             rest, free = max(float(capped @ capped - along @ along), 0.0), len(values) - len(along)
             level, floor = first, 1e-10 + 1e-4 * first
             for _ in range(50):
@@ -158,6 +162,19 @@ class Noise:
             part[rows] = capped + ((scaled - 1.0) * along) @ directions
             variance[rows] = level * np.maximum(np.abs(values) / limit, 1.0)
         return cls(variance, part)
+
+
+def principal(jumps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Strengths `[directions]` and principal directions `[directions, rows]` of jumps `[candidates, rows]`; those
+    without strength are left out.
+
+    From products, whose sides are the smaller number: a singular value decomposition takes many times as long.
+    """
+    wide = len(jumps) < jumps.shape[1]
+    strength, vectors = np.linalg.eigh(jumps @ jumps.T if wide else jumps.T @ jumps)
+    there = strength > 1e-12 * max(float(strength[-1]), 1e-300)
+    strength, vectors = strength[there], vectors[:, there].T
+    return strength, (vectors @ jumps) / np.sqrt(strength)[:, None] if wide else vectors
 
 
 class Weights:
@@ -216,15 +233,17 @@ def told(cloud: Cloud, surface: Surface, noise: Noise, seed: int) -> Told:
 
 
 def solve(surface: Surface, weights: Weights, basis: np.ndarray, data: np.ndarray,
-          pull: tuple[float, np.ndarray] = (0.0, np.zeros(0))) -> np.ndarray:
+          pull: tuple[float, np.ndarray] = (0.0, np.zeros(0)), damped: float = 0.0) -> np.ndarray:
     """Displacements `[sets, free]` at which the surface is nearest to `data` `[sets, rows]`, along the `basis` alone.
 
-    **Arguments:** `pull`: weight and place `[free]` (a displacement) of a first guess, per squared log.
+    **Arguments:** `pull`: weight and place `[free]` (a displacement) of a first guess, per squared log. `damped`: share
+    of each parameter's strength that is added to it.
     """
     slope = surface.slope @ basis.T
     weighted = weights @ slope
     strength, home = pull
     gram = slope.T @ weighted + 2.0 * strength * basis @ basis.T
+    gram = gram + damped * np.diag(np.diag(gram))
     inverse = np.linalg.pinv(gram, rcond=1e-10, hermitian=True)
     found = np.zeros((len(data), surface.slope.shape[1]))
     for _ in range(STEPS):
@@ -295,8 +314,9 @@ class Bottom:
         smooth = Surface.of(cloud, curves(cloud))
         zero, every = np.zeros((1, len(kinds))), np.eye(len(at))
         noise = Noise.of(smooth, smooth.value, kinds)
-        everywhere = solve(smooth, Weights(smooth, noise), every, zero, pull)
+        everywhere = solve(smooth, Weights(smooth, noise), every, zero, pull, DAMPED)
         noise = Noise.of(smooth, smooth.at(everywhere)[0], kinds)  # the noise is that of the residuals at the bottom
         weights, known = Weights(smooth, noise), told(cloud, smooth, noise, seed)
-        everywhere, moved = (solve(smooth, weights, basis, zero, pull)[0] for basis in (every, known.basis))
+        everywhere = solve(smooth, weights, every, zero, pull, DAMPED)[0]
+        moved = solve(smooth, weights, known.basis, zero, pull)[0]
         return cls(cloud, at, known, noise, pull, moved, everywhere, at, np.inf)

@@ -13,7 +13,8 @@ from ..ir.program import Listed, Program
 from .data import RunData, SummaryData
 from .errors import metrics, relative_errors
 
-Times = dict[str, np.ndarray]
+#: `first_s`, `last_s` `[requests]`; where asked for, `gaps_s`: an array per request.
+Times = dict[str, Any]
 
 
 class AbstractTarget(abc.ABC):
