@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -218,11 +217,12 @@ def test_the_bar_is_drawn_on_a_terminal_only(capsys):
 def test_help_is_quick_and_complete(capsys):
     environment = dict(os.environ, COLUMNS="200")
     words = [sys.executable, "-c", "from serqjax._cli import main; main()", "--help"]
-    times = []
+    took_s = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times()
         done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=True)
-        times.append(time.perf_counter() - start)
+        after = os.times()
+        took_s.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert all(word in done.stdout for word in ("run", "check", "ir"))
     probe = (
         "import sys, serqjax._commands\n"
@@ -230,8 +230,8 @@ def test_help_is_quick_and_complete(capsys):
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=True)
-    # below half a second on a quiet machine; the test allows for a busy one
-    assert min(times) < 1.0
+    # below half a second of a core's time on a quiet machine; the test allows for a busy one
+    assert 0.0 < min(took_s) < 1.0
     code = _cli.call(["run", "--help"])
     out = capsys.readouterr().out
     options = "workload set seed seeds horizon warmup arrivals trace engine check allow-stuck stop-on-verdict json"

@@ -22,7 +22,7 @@ from .faults import SENTENCES, Fault
 from .layout import BUFFERS, COLUMN_BUFFERS
 from .measures import claim_totals
 from .plan import Plan
-from .state import ACTION_COLUMNS, REQUEST_COLUMNS, RUNNING, TOKEN_COLUMNS, request_columns
+from .state import ACTION_COLUMNS, RUNNING, TOKEN_COLUMNS, request_columns
 from .tables import ticks
 
 LIVELOCK = (
@@ -352,7 +352,7 @@ def sample_rows(plan: Plan, drained: Drained, lane: int) -> tuple[np.ndarray, ..
     turns = [drained.quantity("samples", lane, 3 + 2 * k, np.int64) for k in range(width)]
     values = [drained.quantity("samples", lane, 4 + 2 * k, np.float64) for k in range(width)]
     if width == 1 and len(plan.sites) == 1 and where.all() and (turns[0] >= 0).all():  # one observation an entry
-        return np.full((n,), plan.sites[0], np.int64), tick, serial, turns[0], values[0]
+        return same(plan.sites[0], n), tick, serial, turns[0], values[0]
     sites = np.zeros((2, width), np.int64)
     sites[0, : len(plan.init_sites)] = plan.init_sites
     sites[1, : len(plan.sites)] = plan.sites
@@ -383,8 +383,7 @@ def request_rows(plan: Plan, s: Mapping[str, np.ndarray], drained: Drained, lane
     if not rises(table["start_order"]):
         order = sorting(table["start_order"])
         table = {name: column[order] for name, column in table.items()}
-    nothing = {name: np.full((n,), 0 if name == "tokens" else -1, np.int64) for name in TOKEN_COLUMNS}
-    return nothing | table if len(table) < len(REQUEST_COLUMNS) else table
+    return {name: same(0 if name == "tokens" else -1, n) for name in TOKEN_COLUMNS if name not in table} | table
 
 
 def unfinished(s: Mapping[str, np.ndarray], live: np.ndarray) -> dict[str, Any]:
@@ -402,6 +401,11 @@ def unfinished(s: Mapping[str, np.ndarray], live: np.ndarray) -> dict[str, Any]:
 
 def rises(column: np.ndarray) -> bool:
     return bool((column[1:] >= column[:-1]).all())
+
+
+def same(number: int, n: int) -> np.ndarray:
+    """The number `n` times, in the memory of one; cannot be written to."""
+    return np.broadcast_to(np.int64(number), (n,))
 
 
 def sorting(numbers: np.ndarray) -> np.ndarray:
