@@ -3,8 +3,8 @@
     python experiments/bench/grid_scale.py [--out FILE.json] [--part NAME]...
 
 - `scale`: 1,000 points of a vLLM engine (20 rates, 50 values of max_num_seqs) x 8 seeds by the command line, in a
-  process of its own: seconds, peak memory as it prints it, loops compiled with a cold cache; before it, the same with
-  100 points, whose peak is that of compiling.
+  process of its own: seconds, peak memory as it prints it, functions compiled with a cold cache; before it, the same
+  with 100 points, whose peak is that of compiling.
 - `memory`: an M/M/1 at 500 and at 2,000 points x 8 seeds, compiled before: the peak memory of each process.
 - `killed`: the grid of 1,000 points killed with SIGKILL at five random moments and started again: all files
   byte for byte as those of the grid that was left alone.
@@ -89,8 +89,7 @@ def scale(work: Path) -> dict[str, Any]:
             "rows": table.height,
             "table_mib": round((work / folder / "table.parquet").stat().st_size / 2**20, 2),
         }
-    loops = [p for p in (work / "cache").rglob("*one_by_one*") if p.name.endswith("-cache")]
-    found["loops_compiled"] = len(loops)
+    found["functions_compiled"] = len(list((work / "cache").rglob("native-*.o")))
     return found
 
 
