@@ -54,9 +54,7 @@ def affine(*, base_s: float = 13.9e-3, per_decode_s: float = 41e-6, per_kv_tok_s
     numbers = {"base_s": base_s, "per_decode_s": per_decode_s, "per_kv_tok_s": per_kv_tok_s,
                "per_prefill_tok_s": per_prefill_tok_s, "per_attention_s": per_attention_s,
                "preempt_only_s": preempt_only_s}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise ProgramError.at(name, f"{value!r} is not allowed", "give seconds, 0 or more")
+    _check_seconds(**numbers)
     if kv not in ("positions", "blocks"):
         raise ProgramError.at("kv", f"{kv!r} is not known", 'use "positions" or "blocks"')
     if preempt_only_s > base_s:
@@ -77,9 +75,7 @@ def with_cpu(cost: Cost, *, step_s: float = 0.0, per_request_s: float = 0.0) -> 
 
     **Raises:** `ProgramError` for a negative or non-finite number.
     """
-    for name, value in (("step_s", step_s), ("per_request_s", per_request_s)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise ProgramError.at(name, f"{value!r} is not allowed", "give seconds, 0 or more")
+    _check_seconds(step_s=step_s, per_request_s=per_request_s)
     # `Min(cpu_step_s * Ntok, cpu_step_s)`: nothing in an iteration without tokens, as in `affine`
     text = f"{cost.text} + Min(cpu_step_s * Ntok, cpu_step_s) + cpu_per_request_s * Nres"
     numbers = (("cpu_step_s", float(step_s), "s"), ("cpu_per_request_s", float(per_request_s), "s"))
@@ -96,9 +92,13 @@ def with_drafts(cost: Cost, *, draft_s: float = 0.0, per_draft_tok_s: float = 0.
 
     **Raises:** `ProgramError` for a negative or non-finite number.
     """
-    for name, value in (("draft_s", draft_s), ("per_draft_tok_s", per_draft_tok_s)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise ProgramError.at(name, f"{value!r} is not allowed", "give seconds, 0 or more")
+    _check_seconds(draft_s=draft_s, per_draft_tok_s=per_draft_tok_s)
     text = f"{cost.text} + Min(draft_s * Ndec, draft_s) + per_draft_tok_s * (Ntok - Npre - Ndec)"
     numbers = (("draft_s", float(draft_s), "s"), ("per_draft_tok_s", float(per_draft_tok_s), "s"))
     return Cost(text, (*cost.numbers, *numbers), cost.tables)
+
+
+def _check_seconds(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise ProgramError.at(name, f"{value!r} is not allowed", "give seconds, 0 or more")

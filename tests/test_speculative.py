@@ -131,16 +131,16 @@ def test_a_preempted_decode_gives_its_budget_back() -> None:
 
 
 #: Variables in the first iteration with a decode at position 10 that gets three tokens: of three computed, of five.
-VARIABLES = {
+VARIABLES: dict[e.ContextName, tuple[float, float]] = {
     "Ntok": (3, 5), "Npre": (0, 0), "Ndec": (1, 1), "DecodePositions": (13, 15), "Kvb": (16, 16), "Attn": (0, 0),
     "LeastDecode": (10, 10), "MostDecode": (10, 10), "Nsch": (1, 1),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_variables_of_a_cost(name: str) -> None:
+def test_variables_of_a_cost(name: e.ContextName) -> None:
     for value, verify in zip(VARIABLES[name], (None, 5.0)):
-        program = three(engine([[(10, 7, 0)]], blocks=4, cost=op("Add", ONE, e.Ctx(name))), verify)  # type: ignore[arg-type]
+        program = three(engine([[(10, 7, 0)]], blocks=4, cost=op("Add", ONE, e.Ctx(name))), verify)
         first, second, _ = (a[0] for a in actions(oracle.simulate(program, trace=True), Action.token))
         assert second - first == 1 + value
 

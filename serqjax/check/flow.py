@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..ir.program import End, EndLeg, Enter, Fork, Join, Leave, State, Turn
 from .index import Index, Problems, targets
 
@@ -48,7 +50,7 @@ def _check_legs(index: Index, problems: Problems) -> None:
             text = f"state `{states[0].name}`: {what}, but no state {other}"
             problems.add(here, text, "every program that forks has a `Join`, and the reverse")
     of_legs = legs(index)
-    session = _reached(index, [program.start])
+    session = reached(index, [program.start], own_successors)
     for i, state in enumerate(program.states):
         here, owner = f"$.states[{i}]", f"state `{state.name}`"
         if state.name in of_legs:
@@ -70,21 +72,7 @@ def _check_legs(index: Index, problems: Problems) -> None:
 
 def legs(index: Index) -> set[str]:
     """Names of the states that a leg comes to."""
-    return _reached(index, [s.exit.leg for s in index.program.states if isinstance(s.exit, Fork)])
-
-
-def _reached(index: Index, starts: list[str]) -> set[str]:
-    """Names of the states that one session, or one leg, comes to from `starts`."""
-    seen: set[str] = set()
-    left = [name for name in starts if name in index.states]
-    while left:
-        name = left.pop()
-        if name not in seen:
-            seen.add(name)
-            state = index.states[name]
-            leg = state.exit.leg if isinstance(state.exit, Fork) else None
-            left.extend(n for n in successors(index, state) if n != leg)
-    return seen
+    return reached(index, [s.exit.leg for s in index.program.states if isinstance(s.exit, Fork)], own_successors)
 
 
 def _check_exit(index: Index, problems: Problems, i: int, state: State) -> None:
@@ -132,6 +120,12 @@ def successors(index: Index, state: State) -> list[str]:
     return at_once(index, state) + [name for name in late if name in index.states]
 
 
+def own_successors(index: Index, state: State) -> list[str]:
+    """As `successors`, but for the start of a leg: where one session, or one leg, itself goes on."""
+    leg = state.exit.leg if isinstance(state.exit, Fork) else None
+    return [name for name in successors(index, state) if name != leg]
+
+
 def at_once(index: Index, state: State) -> list[str]:
     """As `successors`, but for the target of a deadline, which lets time pass."""
     found = [name for field, name in targets(state) if field != "deadline.target"]
@@ -142,18 +136,18 @@ def at_once(index: Index, state: State) -> list[str]:
 
 def reachable(index: Index) -> set[str]:
     """Names of the states that a session can come to."""
-    return reached(index, [index.program.start] if index.program.start in index.states else [])
+    return reached(index, [index.program.start])
 
 
-def reached(index: Index, starts: list[str]) -> set[str]:
+def reached(index: Index, starts: list[str], follow: Callable[[Index, State], list[str]] = successors) -> set[str]:
     """Names of the states that somebody in one of `starts` can come to, those included."""
     seen: set[str] = set()
-    left = list(starts)
+    left = [name for name in starts if name in index.states]
     while left:
         name = left.pop()
         if name not in seen:
             seen.add(name)
-            left.extend(successors(index, index.states[name]))
+            left.extend(follow(index, index.states[name]))
     return seen
 
 
