@@ -48,6 +48,9 @@ TURNS_A_CALL = 10_000
 MOST_PHASES = 256
 #: Lanes of one unit of work on a CPU. One number for every batch, so that a program compiles once.
 UNIT = 16
+#: Samples and requests between two drains in native code. No power of two: columns would stand at the same places of a
+#: cache's lines.
+NATIVE_ENTRIES = 8_200
 #: Listed sessions up to which all may have a row each.
 MOST_LISTED = 32_768
 
@@ -274,7 +277,10 @@ class Batch:
         chain = Capacities.chain
         while chain < max(map(recorded_blocks, self.programs)):
             chain *= 2
-        return Capacities(slots=slots, phases=phases, chain=chain)
+        sizes = Capacities(slots=slots, phases=phases, chain=chain)
+        if self.config.form == "native":  # few instances run at once: drained seldom
+            return dataclasses.replace(sizes, samples=NATIVE_ENTRIES, requests=NATIVE_ENTRIES)
+        return sizes
 
     def bounded(self, cap: Capacities) -> Capacities:
         """`cap`, with room for all sessions if they are listed, few enough, and a second try was not enough: every
@@ -390,8 +396,9 @@ class Batch:
             (state, buffers), _ = run(state, job, data, tape, np.int64(TURNS_A_CALL))
             rows = {dtype: np.asarray(x) for dtype, x in state.rows.items()}
             over = (layout.view(rows, "verdict") != RUNNING) | (layout.view(rows, "fault") != 0)
-            drained.take({name: layout.view(rows, f"{name}_n") for name in buffers}, buffers)
-            if over.all() or stop.is_set():
+            last = bool(over.all()) or stop.is_set()
+            drained.take({name: layout.view(rows, f"{name}_n") for name in buffers}, buffers, last)
+            if last:
                 break
             arrived = layout.view(rows, "arrived")
             if choices.needed and (~over & (arrived + 1 - base >= cap.ahead)).any():

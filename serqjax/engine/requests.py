@@ -47,12 +47,11 @@ def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
         late = mask & (first >= 0) & (load(w.confirmed, slot) < 0) & (status == RequestStatus.finished)
         w.put("confirmed", slot, w.now, late)
         w.put("confirm_order", slot, w.order_seq, late)
+        w.order_seq = w.order_seq + late
         last = w.client_last if w.has("client_last") else w.last
         values |= {
             "first": first, "confirmed": load(w.confirmed, slot), "confirm_order": load(w.confirm_order, slot),
             "last": load(last, slot), "tokens": load(w.tokens, slot),
         }  # fmt: skip
-    values["respond_order"] = w.order_seq + 1
-    w.order_seq = w.order_seq + 2 * mask
     w.append("requests", [values[name] for name in request_columns(w.plan)], mask)
     w.put("open", slot, False, mask)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,15 @@ from .faults import SENTENCES, Fault
 from .layout import BUFFERS, COLUMN_BUFFERS
 from .measures import claim_totals
 from .plan import Plan
-from .state import ACTION_COLUMNS, RUNNING, TOKEN_COLUMNS, request_columns
+from .state import (
+    ACTION_COLUMNS,
+    POINT_COLUMNS,
+    RUNNING,
+    TOKEN_COLUMNS,
+    request_columns,
+    sample_width,
+    sites_at_once,
+)
 from .tables import ticks
 
 LIVELOCK = (
@@ -31,46 +40,77 @@ LIVELOCK = (
 )
 
 
+#: Bytes of a thread's first and of its largest pieces of memory for results; numpy asks for large pages from 4 MiB on.
+FIRST_PIECE_BYTES, PIECE_BYTES = 1 << 18, 1 << 22
+
+
+class Memory(threading.local):
+    """Memory of a thread for results, taken in large pieces: a fresh page costs more than what is written to it."""
+
+    def __init__(self) -> None:
+        self.piece, self.used = np.empty((FIRST_PIECE_BYTES,), np.uint8), 0
+
+    def empty(self, n: int, dtype: Any) -> np.ndarray:
+        """`n` numbers of 8 bytes."""
+        if self.used + 8 * n > len(self.piece):
+            self.piece, self.used = np.empty((max(8 * n, min(2 * len(self.piece), PIECE_BYTES)),), np.uint8), 0
+        start, self.used = self.used, self.used + 8 * n
+        return self.piece[start : self.used].view(dtype)
+
+
+_memory = Memory()
+
+
+def kept(values: np.ndarray, dtype: Any, order: np.ndarray | None = None) -> np.ndarray:
+    """A copy of one quantity, its numbers in this `order`, in memory of this thread's results."""
+    out = _memory.empty(len(values), dtype)
+    if order is None:
+        out[:] = values
+    else:
+        np.take(values, order, out=out, mode="clip")  # the mode that needs no further copy
+    return out
+
+
+class Part(NamedTuple):
+    """Entries of a buffer: the first `count` of `table` `[width, entries]`."""
+
+    table: np.ndarray
+    count: int
+
+
 class Drained:
     """What has been taken out of the buffers so far, per instance."""
 
     def __init__(self, lanes: int):
-        self.parts: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(lanes)] for name in BUFFERS}
+        self.parts: dict[str, list[list[Part]]] = {name: [[] for _ in range(lanes)] for name in BUFFERS}
 
-    def take(self, counts: Mapping[str, np.ndarray], buffers: dict[str, Any]) -> None:
-        """Keep the entries. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote, and no
-        other will."""
+    def take(self, counts: Mapping[str, np.ndarray], buffers: dict[str, Any], last: bool) -> None:
+        """Keep the entries. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote, and the
+        next one writes over; `last`: there is no next one before all is read."""
         for name, buffer in buffers.items():
             filled = np.flatnonzero(counts[name])
             if len(filled):
                 table = np.asarray(buffer)
-                across = name in COLUMN_BUFFERS
-                most = table.shape[2 if across else 1]
                 for lane in filled:
                     n = counts[name][lane]
-                    part = table[lane, :, :n] if across else table[lane, :n]
-                    # a few entries are copied, so that the buffer need not be kept for them
-                    self.parts[name][lane].append(part if 2 * n > most else part.copy())
+                    part = table[lane] if name in COLUMN_BUFFERS else table[lane].T
+                    self.parts[name][lane].append(Part(part if last else part[:, :n].copy(), n))
 
     def count(self, name: str, lane: int) -> int:
-        """Entries of a buffer with columns."""
-        return sum(part.shape[1] for part in self.parts[name][lane])
+        """Entries of a buffer."""
+        return sum(part.count for part in self.parts[name][lane])
 
-    def quantity(self, name: str, lane: int, row: int, dtype: Any, more: int = 0) -> np.ndarray:
-        """One quantity of all entries of a buffer with columns, with room for `more` behind them."""
-        out, start = np.empty((self.count(name, lane) + more,), dtype), 0
-        for part in self.parts[name][lane]:
-            end = start + part.shape[1]
-            out[start:end] = part[row]
-            start = end
-        return out
+    def columns(self, name: str, lane: int, width: int, more: int = 0) -> np.ndarray:
+        """All entries of a buffer, `[width, entries]`, with room for `more` behind them; not to be kept."""
+        parts, n = self.parts[name][lane], self.count(name, lane) + more
+        if len(parts) == 1 and n <= parts[0].table.shape[1] and (not more or parts[0].table.flags.writeable):
+            return parts[0].table[:, :n]
+        whole, start = np.zeros((width, n), parts[0].table.dtype if parts else np.int64), 0
+        for part in parts:
+            whole[:, start : start + part.count] = part.table[:, : part.count]
+            start += part.count
+        return whole
 
-    def rows(self, name: str, lane: int, width: int) -> np.ndarray:
-        """All entries of a buffer with rows, `[entries, width]`."""
-        parts = self.parts[name][lane]
-        if not parts:
-            return np.zeros((0, width))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def raw_run(
@@ -102,6 +142,7 @@ def raw_run(
     if cycle:
         verdict, cause = Verdict.error, dated(cycle, end_tick, program)
     requests = request_rows(plan, s, drained, lane)
+    points = drained.columns("points", lane, POINT_COLUMNS)
     return RawRun(
         seed=seed,
         tick_s=program.tick_s,
@@ -134,10 +175,10 @@ def raw_run(
         request_respond_order=requests["respond_order"],
         request_status=requests["status"],
         events=None,
-        trace=action_rows(drained.rows("actions", lane, ACTION_COLUMNS)) if trace else None,
-        gauge_index=drained.quantity("points", lane, 0, np.int64),
-        gauge_tick=drained.quantity("points", lane, 1, np.int64),
-        gauge_value=drained.quantity("points", lane, 2, np.float64),
+        trace=action_rows(drained.columns("actions", lane, ACTION_COLUMNS).T) if trace else None,
+        gauge_index=kept(points[0], np.int64),
+        gauge_tick=kept(points[1], np.int64),
+        gauge_value=kept(points[2], np.float64),
         claims=claim_totals(plan, s, numbers, verdict, seconds(end_tick, program.tick_s), observed),
     )
 
@@ -277,8 +318,8 @@ def itl_buckets(
     """The histogram of a stage's token gaps: what the loop has counted, and the gaps it has written down."""
     lower = edges(tick_s)
     table = s["itl"][i * len(lower) : (i + 1) * len(lower)]
-    rows = drained.rows("gaps", lane, 2)
-    gaps = rows[rows[:, 0] == i, 1]
+    where, gaps = drained.columns("gaps", lane, 2)
+    gaps = gaps[where == i]
     if len(gaps):
         k = lower.searchsorted(gaps, side="right") - 1
         count, least, greatest = table.T.copy()
@@ -344,45 +385,44 @@ def holders(plan: Plan, s: Mapping[str, np.ndarray], pool: int) -> np.ndarray:
 
 def sample_rows(plan: Plan, drained: Drained, lane: int) -> tuple[np.ndarray, ...]:
     """Observations in order: observe index, tick, serial, turn, value."""
-    n, width = drained.count("samples", lane), max(len(plan.init_sites), len(plan.sites))
-    if not n:
-        empty = np.zeros((0,), np.int64)
-        return empty, empty.copy(), empty.copy(), empty.copy(), np.zeros((0,))
-    where, tick, serial = (drained.quantity("samples", lane, row, np.int64) for row in range(3))
-    turns = [drained.quantity("samples", lane, 3 + 2 * k, np.int64) for k in range(width)]
-    values = [drained.quantity("samples", lane, 4 + 2 * k, np.float64) for k in range(width)]
-    if width == 1 and len(plan.sites) == 1 and where.all() and (turns[0] >= 0).all():  # one observation an entry
-        return same(plan.sites[0], n), tick, serial, turns[0], values[0]
-    sites = np.zeros((2, width), np.int64)
-    sites[0, : len(plan.init_sites)] = plan.init_sites
-    sites[1, : len(plan.sites)] = plan.sites
-    table = np.stack(turns)
-    entry, site = np.nonzero(table.T >= 0)
-    return sites[where[entry], site], tick[entry], serial[entry], table[site, entry], np.stack(values)[site, entry]
+    table, width = drained.columns("samples", lane, sample_width(plan)), sites_at_once(plan)
+    tick, serial, turns, values = table[0], table[1], table[2 : 2 + 2 * width : 2], table[3 : 3 + 2 * width : 2]
+    if len(plan.sites) == 1 and not plan.init_sites:  # one observation an entry
+        index = same(plan.sites[0], table.shape[1])
+        turn, value = turns[0], values[0]
+    else:
+        sites = np.zeros((2, width), np.int64)
+        sites[0, : len(plan.init_sites)] = plan.init_sites
+        sites[1, : len(plan.sites)] = plan.sites
+        entry, site = np.nonzero(turns.T >= 0)
+        where = table[-1, entry].astype(np.int64) if plan.init_sites else 1
+        index = sites[where, site]
+        tick, serial, turn, value = tick[entry], serial[entry], turns[site, entry], values[site, entry]
+    return index, *(kept(column, np.int64) for column in (tick, serial, turn)), kept(value, np.float64)
 
 
 def request_rows(plan: Plan, s: Mapping[str, np.ndarray], drained: Drained, lane: int) -> dict[str, np.ndarray]:
     """Requests in the order they were sent; unfinished ones come from the live sessions."""
     live = np.flatnonzero((s["pc"] >= 0) & s["open"])
     live = live[np.argsort(s["start_order"][live], kind="stable")]
-    left = unfinished(s, live)
-    ended = drained.count("requests", lane)
-    n, table = ended + len(live), {}
-    for row, name in enumerate(request_columns(plan)):
-        table[name] = drained.quantity("requests", lane, row, np.int64, more=len(live))
-        table[name][ended:] = left.get(name, -1)
-    refused = table["status"] == RequestStatus.rejected
+    names, ended = request_columns(plan), drained.count("requests", lane)
+    columns = dict(zip(names, drained.columns("requests", lane, len(names), more=len(live))))
+    if len(live):
+        left = unfinished(s, live)
+        for name, column in columns.items():
+            column[ended:] = left.get(name, -1)
+    n, start = ended + len(live), columns["start_order"]
+    order = None if rises(start) else sorting(start)
+    table = {name: kept(column, np.int64, order) for name, column in columns.items()}
+    responses = np.arange(n)  # requests are written when they are answered, or refused
+    refused = columns["status"][:ended] == RequestStatus.rejected
     if refused.any():
-        table["responded"][refused] = -1
-        table["respond_order"][refused] = -1
-        ranked(table["respond_order"], table["respond_order"] >= 0)
-    else:
-        table["respond_order"][:ended] = np.arange(ended)  # they were written in this order
+        responses[:ended] = np.where(refused, -1, np.cumsum(~refused) - 1)
+        table["responded"][table["status"] == RequestStatus.rejected] = -1
+    responses[ended:] = -1
+    table["respond_order"] = kept(responses, np.int64, order)
     if "confirm_order" in table:
         ranked(table["confirm_order"], (table["confirm_order"] >= 0) & (table["confirmed"] >= 0))
-    if not rises(table["start_order"]):
-        order = sorting(table["start_order"])
-        table = {name: column[order] for name, column in table.items()}
     return {name: same(0 if name == "tokens" else -1, n) for name in TOKEN_COLUMNS if name not in table} | table
 
 
@@ -405,7 +445,9 @@ def rises(column: np.ndarray) -> bool:
 
 def same(number: int, n: int) -> np.ndarray:
     """The number `n` times, in the memory of one; cannot be written to."""
-    return np.broadcast_to(np.int64(number), (n,))
+    found = np.ndarray((n,), np.int64, np.array(number, np.int64), strides=(0,))
+    found.flags.writeable = False
+    return found
 
 
 def sorting(numbers: np.ndarray) -> np.ndarray:

@@ -67,7 +67,7 @@ from .lane import Lane
 from .parts import load_units, shrink
 from .plan_parts import draws_in
 from .requests import close_request, open_request
-from .state import END, END_LEG, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, RELEASE, SETTLE
+from .state import END, END_LEG, GROW, LEAVE, NEVER_ADMITTED, NEWCOMER, RELEASE, SETTLE, sites_at_once
 from .uniforms import cursor, turn_cursor
 from .views import (
     Attributes,
@@ -180,7 +180,6 @@ class Sites:
 
     def __init__(self, w: Lane, where: int):
         self.w, self.where = w, where
-        self.count = (w.samples.shape[0] - 3) // 2
         self.turn: list[Value] = []
         self.value: list[Value] = []
 
@@ -194,12 +193,13 @@ class Sites:
             return
         w = self.w
         some = mask & any_of([turn >= 0 for turn in self.turn])
-        pad = self.count - len(self.turn)
-        head = [jnp.float64(self.where), w.now.astype(jnp.float64), serial.astype(jnp.float64)]
+        pad = sites_at_once(w.plan) - len(self.turn)
+        head = [w.now.astype(jnp.float64), serial.astype(jnp.float64)]
         turns = self.turn + [jnp.float64(-1.0)] * pad
         values = self.value + [jnp.float64(0.0)] * pad
         pairs = [x for pair in zip(turns, values) for x in pair]
-        w.append("samples", head + pairs, some)
+        tail = [jnp.float64(self.where)] if w.plan.init_sites else []
+        w.append("samples", head + pairs + tail, some)
 
 
 # ---------------------------------------------------------------- ops

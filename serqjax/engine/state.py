@@ -66,8 +66,8 @@ class Capacities:
 
 
 REQUEST_COLUMNS = (
-    "serial", "turn", "sent", "first", "confirmed", "confirm_order", "last", "tokens", "responded",
-    "respond_order", "status", "start_order",
+    "serial", "turn", "sent", "first", "confirmed", "confirm_order", "last", "tokens", "responded", "status",
+    "start_order",
 )  # fmt: skip
 #: Those that only tokens fill.
 TOKEN_COLUMNS = ("first", "confirmed", "confirm_order", "last", "tokens")
@@ -527,12 +527,18 @@ def session_axes(plan: Plan) -> dict[str, int]:
     return found
 
 
+def sites_at_once(plan: Plan) -> int:
+    """`Observe` sites that one sample has room for."""
+    return max(len(plan.sites), len(plan.init_sites), 1)
+
+
 def sample_width(plan: Plan) -> int:
-    """Quantities of a sample: where (0 init, 1 states), tick, serial, then (turn, value) per `Observe` site.
+    """Quantities of a sample: tick, serial, (turn, value) per `Observe` site; where it was (0 init, 1 states), if both
+    can be.
 
     A site that did not observe has turn -1.
     """
-    return 3 + 2 * max(len(plan.sites), len(plan.init_sites), 1)
+    return 2 + 2 * sites_at_once(plan) + bool(plan.init_sites)
 
 
 def keyed_eviction_reads_attrs(plan: Plan) -> bool:

@@ -23,8 +23,11 @@ OWN = 0.2
 FAR_OFF = 2.5
 #: Neighbours in time that keep their residuals together, to the power of their number (block bootstrap).
 BLOCK_POWER = 1.0 / 3.0
-#: Parts of the cloud for simulated data sets, and noises drawn for each of them.
-FOLDS, DRAWS = 4, 3
+#: Parts of the cloud for simulated data sets, the share of the candidates, those nearest to the point, that are truths,
+#: and noises drawn for each of them. Far out the smooth part is known least, and the point is not far out.
+FOLDS, TRUTHS, DRAWS = 4, 0.5, 6
+#: A fit is taken to leave at least this share of the noise's variance of a block.
+LEAST_LEFT = 0.1
 #: Splits of the cloud in two halves, whose slopes have noise of their own.
 SPLITS = 8
 #: Damping of a step in all directions, of each parameter's own strength: a step in directions that the data do not tell
@@ -267,25 +270,46 @@ def blocks(runs: np.ndarray, times: np.ndarray) -> np.ndarray:
     return found
 
 
+def as_before_the_fit(slope: np.ndarray, weights: Weights, part: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """Noise of the size that it had before the fit took its share, `[rows]`.
+
+    What a fit leaves of the noise of a block is smaller where the block tells much: by the root of one minus the
+    block's part of the hat matrix (the correction HC2, by blocks; Bell and McCaffrey 2002).
+    """
+    weighted = weights @ slope
+    reach = np.linalg.pinv(slope.T @ weighted, rcond=1e-10, hermitian=True) @ weighted.T
+    found = part.copy()
+    for block in np.unique(blocks):
+        rows = blocks == block
+        left, vectors = np.linalg.eig(np.eye(rows.sum()) - slope[rows] @ reach[:, rows])
+        shares = np.linalg.solve(vectors, part[rows].astype(complex))
+        found[rows] = (vectors @ (shares / np.sqrt(np.maximum(left.real, LEAST_LEFT)))).real
+    return found
+
+
 def simulated_errors(cloud: Cloud, noise: Noise, basis: np.ndarray, blocks: np.ndarray,
                      pull: tuple[float, np.ndarray], seed: int) -> np.ndarray:
     """Errors of the estimate on simulated data sets whose true parameters are known, `[sets, free]`.
 
-    Each candidate of the cloud takes the place of the truth once: its simulated times with noise are the data, and the
+    Each candidate near the point takes the place of the truth: its simulated times with noise are the data, and the
     surface is that of other candidates. So an error has in it the noise, the jumps of a run, and the finite cloud.
     The noise is that of the fit, each block of neighbours with a sign of its own (`blocks` `[rows]`).
     """
+    whole = Surface.of(cloud, curves(cloud))
+    part = as_before_the_fit(whole.slope @ basis.T, Weights(whole, noise), noise.part, blocks)
     rng = np.random.default_rng(seed)
     fold = rng.permutation(len(cloud)) % FOLDS
+    away = np.linalg.norm(cloud.moved, axis=1)
+    near_by = away <= np.quantile(away, TRUTHS)
     names = blocks.max() + 1
     errors = []
     for k in range(FOLDS):
-        others, own = cloud.part(fold != k), cloud.part(fold == k)
+        others, own = cloud.part(fold != k), cloud.part(near_by & (fold == k))
         surface = Surface.of(others, curves(others))
         weights = Weights(surface, noise)
         for _ in range(DRAWS):
             signs = rng.choice([-1.0, 1.0], (len(own), names))[:, blocks]
-            errors.append(solve(surface, weights, basis, own.residuals + signs * noise.part, pull) - own.moved)
+            errors.append(solve(surface, weights, basis, own.residuals + signs * part, pull) - own.moved)
     return np.concatenate(errors)
 
 
