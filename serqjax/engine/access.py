@@ -181,14 +181,6 @@ def any_of(masks: Sequence[Array]) -> Array:
     return some
 
 
-def rint(x: Array) -> Array:
-    """Half to even as `jnp.rint`, of operations that a kernel has too."""
-    low = jnp.floor(x)
-    rest = x - low  # exact
-    odd = low != 2.0 * jnp.floor(0.5 * low)
-    return jnp.where((rest > 0.5) | ((rest == 0.5) & odd) | (rest != rest), low + 1.0, low)
-
-
 def pack(sequence: Array, slot: Array) -> Array:
     """A key that sorts by sequence number and names its slot."""
     return (sequence << SLOT_BITS) | slot.astype(jnp.int64)

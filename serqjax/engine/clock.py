@@ -19,9 +19,9 @@ from jaxtyping import Array
 from ..ir.itl import edges
 from ..ir.program import Delay, Fifo, ProcessorSharing
 from ..report.raw import Action, Verdict
-from ..tape.rounding import product
+from ..tape.rounding import product, rint
 from . import estimates, legs, sharing, timed_lines
-from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, rint, store, unpack_slot, whole
+from .access import FAR, SLOT_BITS, append_rows, choose, least, load, lookup, pack, store, unpack_slot, whole
 from .expr import Env, Value
 from .faults import Fault
 from .lane import Lane

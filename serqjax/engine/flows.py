@@ -11,8 +11,7 @@ from jaxtyping import Array
 
 from ..ir.fabric import PARTS
 from ..ir.program import ProcessorSharing
-from ..tape.rounding import product, quotient
-from .access import rint
+from ..tape.rounding import product, quotient, rint
 from .expr import Env, evaluate
 from .lane import Lane
 from .views import holds_link

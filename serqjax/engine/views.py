@@ -11,8 +11,8 @@ from jaxtyping import Array
 from ..ir.fabric import WORK_PARTS
 from ..ir.program import Fifo, ProcessorSharing, Step
 from ..ir.time import ticks_per_s
-from ..tape.rounding import product, quotient
-from .access import load_at, load_row, rint
+from ..tape.rounding import product, quotient, rint
+from .access import load_at, load_row
 from .blocks import Lookups
 from .expr import Draws, Env, evaluate
 from .faults import Fault

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .emitter import NotWide, Steps, constant, is_float
+from .scalars import OURS, convert
 from .scalars import RULES as SCALAR_RULES
-from .scalars import convert
 from .values import FEW, ROW, Array, Buffer, Cells, Formula, Place, Scalar, Value, flat_place, in_registers, roots_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def stretched(low: Lowering, value: Array, shape: tuple[int, ...]) -> Array:
 
 
 def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
-    rule = SCALAR_RULES[eqn.primitive.name]
+    rule = SCALAR_RULES[called(eqn)]
     kinds = [dtype_of(v) for v in eqn.invars]
     shape, dtype = shape_and_dtype(eqn)
     em, params = low.em, eqn.params
@@ -85,6 +85,12 @@ def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
             else:
                 others |= a.roots
     return Formula(shape, dtype, one, aligned - others, others, registers=any(map(in_registers, args)))
+
+
+def called(eqn: Any) -> str:
+    """What an equation does: its primitive, or the function of ours that it calls."""
+    name = str(eqn.primitive.name)
+    return str(eqn.params["name"]) if name == "jit" and eqn.params["name"] in OURS else name
 
 
 # ---------------------------------------------------------------- shapes

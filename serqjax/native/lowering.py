@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import RULES, element
+from .arrays import RULES, called, element
 from .emitter import Block, Emitter, constant
 from .values import (
     FEW,
@@ -220,7 +220,7 @@ class Lowering:
         return scope[atom]
 
     def equation(self, eqn: Any, args: list[Value], wanted: list[bool]) -> list[Value]:
-        name, params = eqn.primitive.name, eqn.params
+        name, params = called(eqn), eqn.params
         if name in RULES:
             return [RULES[name](self, eqn, args)]
         if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"):

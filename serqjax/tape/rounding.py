@@ -4,14 +4,18 @@ XLA's CPU back end contracts `a * b + c` into one rounding where the machine has
 results then differ by an ulp from the same line in Python or in the reference. `optimization_barrier`,
 `reduce_precision` and a bit cast do not stop it (they are gone before the instruction is selected);
 a select between the product and the sum does.
+
+Native code knows the functions here by their names and takes the one instruction (`serqjax/native/scalars.py`).
 """
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float64
 
 
+@jax.jit
 def product(a: Float64[Array, " *shape"], b: Float64[Array, " *shape"]) -> Float64[Array, " *shape"]:
     """`a * b`, rounded to float64 before anything is added to it.
 
@@ -24,6 +28,7 @@ def product(a: Float64[Array, " *shape"], b: Float64[Array, " *shape"]) -> Float
     return jnp.where(p == p, p, (a - a) + (b - b))
 
 
+@jax.jit
 def quotient(a: Float64[Array, " *shape"], b: Float64[Array, " *shape"]) -> Float64[Array, " *shape"]:
     """`a / b`, rounded to float64.
 
@@ -33,3 +38,12 @@ def quotient(a: Float64[Array, " *shape"], b: Float64[Array, " *shape"]) -> Floa
     """
     a, b = jnp.broadcast_arrays(a, b)
     return a / jnp.where(a == a, b, a)  # where the dividend is NaN, so is the quotient
+
+
+@jax.jit
+def rint(x: Float64[Array, " *shape"]) -> Float64[Array, " *shape"]:
+    """Half to even as `jnp.rint`, of operations that a kernel has too."""
+    low = jnp.floor(x)
+    rest = x - low  # exact
+    odd = low != 2.0 * jnp.floor(0.5 * low)
+    return jnp.where((rest > 0.5) | ((rest == 0.5) & odd) | (rest != rest), low + 1.0, low)
