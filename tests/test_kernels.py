@@ -13,10 +13,11 @@ from experiments.bench.gpu import difference, fifo_hold, main, mm1, three_of_eac
 from kernels.simulation import kernel_loop, lower, simulate, unsupported
 from kernels.tables import RefTable
 from serqjax import engine
-from serqjax.engine.access import choose, either, lookup, rint
+from serqjax.engine.access import choose, either, lookup
 from serqjax.engine.make_plan import make_plan
 from serqjax.engine.step import Config
 from serqjax.tape.chacha import block_uniform_scalars, block_uniforms
+from serqjax.tape.rounding import rint
 
 PROGRAMS = {make.__name__: make for make in (mm1, fifo_hold, three_of_each)}
 SEEDS = [1, 2, (1 << 64) - 3]

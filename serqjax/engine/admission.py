@@ -216,6 +216,11 @@ def candidate(w: Lane) -> tuple[Array, Array, Array]:
     return on & (found < len(w.plan.skeleton.pools)), found, growers
 
 
+def pass_over(w: Lane) -> None:
+    """The sweep goes on past pools with nothing to try."""
+    candidate(w)
+
+
 def try_sweep(w: Lane) -> tuple[Array, Array]:
     """One step of the sweep: a waiting grower that fits, or else a pool's line. Returns (asks to admit, pool)."""
     on, pool, growers = candidate(w)

@@ -101,14 +101,19 @@ def schedule_wake(w: Lane, slot: Array, work_s: Value, mask: Array) -> None:
     w.event_seq = w.event_seq + mask
     w.put("wake", slot, tick, mask)
     w.put("wake_key", slot, key, mask)
+    w.bump("wakes_n", mask)
     # it was scheduled last: at an equal tick the other comes first
     w.pick(mask & (tick < w.next_wake), next_wake=tick, next_wake_key=key)
 
 
 def cancel_wake(w: Lane, slot: Array, mask: Array) -> None:
-    """A session will not wake up any more, or has just done so."""
+    """A session that was to wake up will not any more, or has just done so."""
     w.put("wake", slot, FAR, mask)
-    w.only(mask & (unpack_slot(w.next_wake_key) == slot), find_next_wake)
+    w.wakes_n = w.wakes_n - mask
+    next_one = mask & (unpack_slot(w.next_wake_key) == slot)
+    others = w.wakes_n > 0
+    w.pick(next_one & ~others, next_wake=FAR, next_wake_key=FAR)
+    w.only(next_one & others, find_next_wake)
 
 
 def find_next_wake(w: Lane) -> None:

@@ -174,8 +174,11 @@ class Lane:
         self.s[name] = store_row(self.s[name], slot, values, mask)
 
     def append(self, name: str, values: list[Any], mask: Array) -> None:
-        """One more column of an output buffer where `mask`."""
-        self.s[name] = store_across(self.s[name], self.s[f"{name}_n"], values, mask)
+        """One more column of an output buffer where `mask`.
+
+        It is written in any case, behind the last one that counts, where there is always room for it (`step.pause`).
+        """
+        self.s[name] = store_across(self.s[name], self.s[f"{name}_n"], values, jnp.bool_(True))
         self.bump(f"{name}_n", mask)
 
     def add(self, name: str, index: int, value: Any, mask: Array) -> None:

@@ -94,10 +94,12 @@ class Spare(threading.local):
         self.held: dict[str, np.ndarray] = {}
 
     def buffers(self, layout: Layout, lanes: int) -> dict[str, np.ndarray]:
-        """`[lanes, *shape]` each, with anything in them."""
+        """`[lanes, *shape]` each, with anything in them but for the actions, between which rows stay empty."""
         if self.kinds != layout.buffers or len(next(iter(self.held.values()))) < lanes:
             self.kinds = layout.buffers
             self.held = {name: np.empty((lanes, *shape), dtype) for name, dtype, shape in layout.buffers}
+        if "actions" in self.held:
+            self.held["actions"].fill(0.0)
         return {name: buffer[:lanes] for name, buffer in self.held.items()}
 
 

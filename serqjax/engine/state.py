@@ -188,6 +188,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         state |= {
             "wake": full((S,), FAR, i64),
             "wake_key": full((S,), FAR, i64),
+            "wakes_n": full((), 0, i32),
             # the next of them (clock.py)
             "next_wake": full((), FAR, i64),
             "next_wake_key": full((), FAR, i64),

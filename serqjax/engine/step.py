@@ -16,6 +16,7 @@
     finish       iterations alike as one update, then the start of the next
     grow         one growth: room, a victim, or waiting
     evict        one cache entry, if an ask lacks room;  allocate it if not
+    pass over    pools with nothing left to try, so that the next turn can go on with a session
 
 Phases that most turns do not need are run only when some instance of the batch asks for them.
 
@@ -115,6 +116,7 @@ def turn(
         w.only(w.ask >= 0, admission.evict)
     if plan.has_holds:
         w.only(w.ask >= 0, admission.allocate)
+        w.only(w.sweep < len(plan.skeleton.pools), admission.pass_over)
         if config.check:
             check_ownership(w)
     return pause(plan, w.s)
@@ -148,11 +150,12 @@ def settle(w: Lane) -> None:
 def pause(plan: Plan, s: dict[str, Array]) -> dict[str, Array]:
     """Hold the instance until its buffers are drained, if the next turn might not fit into them."""
     slots = s["pc"].shape[0]
-    full = (s["samples_n"] + 2 > s["samples"].shape[1]) | (s["requests_n"] + 2 > s["requests"].shape[1])
+    # one column more than a turn can fill: what is not to be kept is written there
+    full = (s["samples_n"] + 3 > s["samples"].shape[1]) | (s["requests_n"] + 3 > s["requests"].shape[1])
     if "gaps" in s:
         full = full | (s["gaps_n"] + slots > s["gaps"].shape[0])
     if "points" in s:
-        full = full | (s["points_n"] + 2 * len(plan.gauges) > s["points"].shape[1])
+        full = full | (s["points_n"] + 2 * len(plan.gauges) + 1 > s["points"].shape[1])
     if "actions" in s:
         full = full | (s["actions_n"] + action_margin(plan, slots) > s["actions"].shape[0])
     return s | {"stall": s["stall"] | (full & (s["verdict"] < 0))}
