@@ -12,7 +12,7 @@ from typing import Any, final, overload
 
 from . import ir
 from .builder import compose as program
-from .check import Facts, as_text, check_program, describe, find_problems, unsupported
+from .check import Facts, as_text, check_program, describe, find_problems, require_valid, unsupported
 from .errors import Problem, ProgramError
 from .overrides import with_params, with_span
 from .progress import AbstractProgress, NoProgress
@@ -151,7 +151,7 @@ def run(
         licences = [stage.licence for stage in check_program(prog).stages]
         if trace or not coalesce or not any(licence is not None and licence.windows for licence in licences):
             prog = watch_tables(prog)  # the claims cost nothing where iterations pass one by one anyway
-    check_program(prog)
+    require_valid(prog)
     raws = _simulate(
         prog,
         chosen,

@@ -38,10 +38,15 @@ def check_program(program: Program) -> Facts:
 
     **Raises:** `ProgramError` with all problems of the program.
     """
+    require_valid(program)
+    return facts_of(program)
+
+
+def require_valid(program: Program) -> None:
+    """**Raises:** `ProgramError` with all problems of the program."""
     problems = find_problems(program)
     if problems:
         raise ProgramError(problems)
-    return facts_of(program)
 
 
 def find_problems(program: Program) -> list[Problem]:

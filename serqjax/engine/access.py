@@ -204,6 +204,11 @@ class AbstractLanes(abc.ABC):
     def any(self, mask: Array) -> Array:
         """Whether a phase has to run, a scalar that is not batched."""
 
+    @property
+    @abc.abstractmethod
+    def branch(self) -> bool:
+        """Whether a few operations that are seldom needed are worth a branch of their own."""
+
 
 @final
 class OneByOne(AbstractLanes):
@@ -212,6 +217,10 @@ class OneByOne(AbstractLanes):
     def any(self, mask: Array) -> Array:
         return mask
 
+    @property
+    def branch(self) -> bool:
+        return True
+
 
 @final
 class Together(AbstractLanes):
@@ -219,3 +228,7 @@ class Together(AbstractLanes):
 
     def any(self, mask: Array) -> Array:
         return lax.pmax(mask.astype(jnp.int32), LANES) > 0
+
+    @property
+    def branch(self) -> bool:
+        return False

@@ -365,12 +365,23 @@ def ask_service(w: Lane, slot: Array, stage: Array, work_s: Array, mask: Array) 
 
 
 def free_server(w: Lane, stage: Array, mask: Array) -> None:
-    """A server of a fifo stage is free: the first waiting job starts. Nothing on other stages."""
+    """A server of a fifo stage is free: the first waiting job starts. Nothing on other stages.
+
+    The job that was served is not among those on the stage any more.
+    """
     kinds = np.asarray([isinstance(s.kind, Fifo) for s in w.plan.skeleton.stages])
-    fifo = mask & lookup(kinds, jnp.maximum(stage, 0))
+    place = jnp.maximum(stage, 0)
+    fifo = mask & lookup(kinds, place)
+    w.add_at("busy", stage, -1, fifo)
+    others = fifo & (w.number[place] > w.busy[place])
+    w.perhaps(others, lambda w: start_next(w, stage, others))
+
+
+def start_next(w: Lane, stage: Array, mask: Array) -> None:
+    """The first job that waits on a fifo stage starts, if there is one."""
     key, successor = least(w.line_key, w.stage == stage)
-    fifo, follows, successor = w.fence(fifo, fifo & (key < FAR), successor)
-    w.add_at("busy", stage, -1, fifo & ~follows)
+    follows, successor = w.fence(mask & (key < FAR), successor)
+    w.add_at("busy", stage, 1, follows)
     start_service(w, successor, w.work[successor], follows)
 
 

@@ -43,7 +43,7 @@ from .units import Once, unit_sizes
 from .xla import prepare
 
 #: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
-TURNS_A_CALL = 10_000
+TURNS_A_CALL = 20_000
 #: Units of the largest blocks that windows are used with.
 MOST_PHASES = 256
 #: Lanes of one unit of work on a CPU. One number for every batch, so that a program compiles once.

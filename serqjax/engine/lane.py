@@ -139,6 +139,13 @@ class Lane:
         self.s.update(state)
         return found
 
+    def perhaps(self, mask: Array, part: Callable[[Lane], None]) -> None:
+        """Run a small part of a phase, which masks itself; passed over without `mask` where that takes less time."""
+        if self.lanes.branch:
+            self.only(mask, part)
+        else:
+            part(self)
+
     def residents(self, phase: Callable[[Lane], Any]) -> Any:
         """Run `phase` on the rows alone in which sessions on step stages sit; what it returns.
 
@@ -233,6 +240,7 @@ class Lane:
         self.put("ready", slot, pack(self.ready_seq, slot), mask)
         self.bump("ready_seq", mask)
         self.bump("readies", mask)
+        self.pick(mask, latest_ready=slot)
         again = load(self.ready_at, slot) == self.now
         times = jnp.where(again, load(self.ready_n, slot) + 1, 1)
         self.put("ready_at", slot, self.now, mask)

@@ -38,6 +38,11 @@ def open_request(w: Lane, slot: Array, mask: Value) -> None:
 def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
     """The server's part of a request is over: one row for the client's records."""
     mask = mask & load(w.open, slot)
+    w.perhaps(mask, lambda w: write_request(w, slot, status, mask))
+
+
+def write_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
+    """See `close_request`."""
     values = {
         "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "responded": w.now,
         "status": status, "start_order": load(w.start_order, slot),

@@ -199,7 +199,7 @@ class Sites:
         values = self.value + [jnp.float64(0.0)] * pad
         pairs = [x for pair in zip(turns, values) for x in pair]
         tail = [jnp.float64(self.where)] if w.plan.init_sites else []
-        w.append("samples", head + pairs + tail, some)
+        w.perhaps(some, lambda w: w.append("samples", head + pairs + tail, some))
 
 
 # ---------------------------------------------------------------- ops
@@ -614,11 +614,12 @@ class Pass:
             w.pick(on & (self.fork_state >= 0), fork=slot, fork_state=self.fork_state)
             w.put("joining", slot, True, on & self.join)
             w.pick(on & self.leg_ends, unwind=slot, unwind_how=END_LEG)
-        self.enter_stage(on & (self.run_stage >= 0))
+        enters = on & (self.run_stage >= 0)
+        w.perhaps(enters, lambda w: self.enter_stage(w, enters))
         w.pick(on & self.blocked, cur=-1)
 
-    def enter_stage(self, on: Array) -> None:
-        w, plan, slot = self.w, self.plan, self.slot
+    def enter_stage(self, w: Lane, on: Array) -> None:
+        plan, slot = self.plan, self.slot
         stage = self.run_stage
         w.put("stage", slot, stage, on)
         w.put("work", slot, self.run_work, on)
@@ -670,7 +671,8 @@ def may_pop(w: Lane) -> Array:
 def pop(w: Lane) -> None:
     """Make the first of the ready list the current session."""
     on = may_pop(w)
-    slot = unpack_slot(jnp.min(whole(w.ready)))
+    alone = (w.readies == 1) & (load(w.ready, w.latest_ready) < FAR)
+    slot = w.only(~alone, lambda w: unpack_slot(jnp.min(whole(w.ready))), w.latest_ready)
     on, slot, cur = w.fence(on, slot, jnp.where(on, slot, w.cur))
     w.pick(on, dirty=True)
     w.cur = cur

@@ -116,6 +116,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         "event_seq": full((), 1, i64),
         "ready_seq": full((), 0, i64),
         "readies": full((), 0, i32),  # sessions on the ready list
+        "latest_ready": full((), 0, i32),  # who came last, if still there and in the same row
         "order_seq": full((), 0, i64),
         "turn_seq": full((), 0, i64),
         # what is being done

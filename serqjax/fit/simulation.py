@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..check import check_program
+from ..check import require_valid
 from ..errors import ProgramError
 from ..ir.program import Listed, Program
 from . import surface
@@ -51,7 +51,7 @@ class Problem:
         self.space = space
         self.programs = [with_requests(program, run) for run in data]
         for made in self.programs:
-            check_program(made)
+            require_valid(made)
         self.targets: list[AbstractTarget] = [
             Requests(run, loss, holdout) if isinstance(run, RunData) else Summaries(run, made)
             for run, made in zip(data, self.programs)
