@@ -40,6 +40,7 @@ from .state import RUNNING, Capacities, fields
 from .step import Config, action_margin
 from .tables import likely_sessions, recordings, rows_of, session_data, ticks
 from .units import Once, unit_sizes
+from .workspace import Workspace, workspace
 from .xla import prepare
 
 #: Loop turns of an instance between two looks at the host (Ctrl-C, drained buffers).
@@ -309,7 +310,8 @@ class Batch:
         def run_unit(unit: list[int], place: int) -> tuple[Capacities, list[Finished]]:
             used = cap  # of the moment in which the unit starts
             lanes = len(unit) if self.config.form == "native" else size  # what XLA compiles has one number of lanes
-            return used, self.run_unit(unit, used, lanes, stop, targets[place % len(targets)], compiled)
+            with workspace() as space:
+                return used, self.run_unit(unit, used, lanes, stop, targets[place % len(targets)], compiled, space)
 
         try:
             while todo:
@@ -343,18 +345,19 @@ class Batch:
     # ------------------------------------------------------------ one call of the loop after the other
 
     def run_unit(
-        self, todo: list[int], cap: Capacities, size: int, stop: threading.Event, device: Any, compiled: Once
-    ) -> list[Finished]:
+        self, todo: list[int], cap: Capacities, size: int, stop: threading.Event, device: Any, compiled: Once,
+        space: Workspace,
+    ) -> list[Finished]:  # fmt: skip
         """Run the instances `todo` on a device with tables of size `cap`, as `size` lanes of one compiled loop.
 
         Lanes without an instance are over before they begin.
         """
         with settings(), jax.default_device(device):
-            return self._run_unit(todo, cap, size, stop, lambda action: compiled((cap, device), action))
+            return self._run_unit(todo, cap, size, stop, lambda action: compiled((cap, device), action), space)
 
     def _run_unit(
         self, todo: list[int], cap: Capacities, size: int, stop: threading.Event,
-        first_call: Callable[[Callable[[], object]], None],
+        first_call: Callable[[Callable[[], object]], None], space: Workspace,
     ) -> list[Finished]:  # fmt: skip
         plan = self.plan
         blocks = most_blocks(self.programs)
@@ -384,16 +387,17 @@ class Batch:
         layout, first, memory = beginning(plan, cap)
         rows = {dtype: np.repeat(row[None], size, axis=0) for dtype, row in first.items()}
         layout.view(rows, "verdict")[len(todo) :] = Verdict.drained
-        state = Packed(rows, layout)
+        room = space.buffers(layout, size) if self.config.form == "native" else {}
+        state = Packed(rows, layout, room)
         run = self.make_loop(plan, self.config)
         choices = Choices(programs, [self.seeds[i] for i in lanes])
         base = np.zeros((size,), np.int64)
         tape = self.make_tape(base, cap.ahead, choices)
-        drained = Drained(size)
+        drained = Drained(size, space)
         memory = memory | {"tape": sum(x.nbytes for x in jax.tree.leaves(tape)) // size}
         first_call(lambda: run(state, job, data, tape, np.int64(0)))  # a call of no turns compiles
         while True:
-            (state, buffers), _ = run(state, job, data, tape, np.int64(TURNS_A_CALL))
+            (state, buffers), _ = run(dataclasses.replace(state, buffers=room), job, data, tape, np.int64(TURNS_A_CALL))
             rows = {dtype: np.asarray(x) for dtype, x in state.rows.items()}
             over = (layout.view(rows, "verdict") != RUNNING) | (layout.view(rows, "fault") != 0)
             last = bool(over.all()) or stop.is_set()
@@ -404,6 +408,7 @@ class Batch:
             if choices.needed and (~over & (arrived + 1 - base >= cap.ahead)).any():
                 base = arrived.copy()
                 tape = self.make_tape(base, cap.ahead, choices)
+        state = Packed(rows, layout)
         return self.collect(todo, over, state, rows, drained, job, data, tape, programs, memory)
 
     def make_tape(self, base: np.ndarray, ahead: int, choices: Choices) -> Tape:

@@ -114,7 +114,8 @@ def opened(state: dict[str, Array]) -> dict[str, Array]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Packed:
-    """Many instances: `rows` by dtype, `[instances, elements]`."""
+    """Many instances: `rows` by dtype, `[instances, elements]`; `buffers`: where native code writes its output."""
 
     rows: dict[str, Any]
     layout: Layout = dataclasses.field(metadata={"static": True})
+    buffers: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from jaxtyping import Array
 from ..native.function import Function
 from .access import FAR, LANES, OneByOne, Together
 from .lane import Data, Job, Lane, Tape
-from .layout import Layout, Packed, opened
+from .layout import Packed, opened
 from .plan import Plan
 from .state import RUNNING
 from .step import Config, turn
@@ -46,8 +45,8 @@ def running(state: dict[str, Array]) -> Array:
 def loop(plan: Plan, config: Config) -> Callable[..., Any]:
     """`(state, job, data, tape, turns) -> ((state, buffers), turns done)`, jitted, for a batch on the first axis.
 
-    `state` is a `Packed`; the buffers hold what the call has written, with as many rows as the state says. The next
-    call of the thread may write over them.
+    `state` is a `Packed`; the buffers hold what the call has written, with as many rows as the state says. Those of
+    native code are in the memory of `state.buffers`, and the next call writes over them.
     """
     if config.form == "native":
         return native_loop(plan, config)
@@ -74,33 +73,17 @@ def native_loop(plan: Plan, config: Config) -> Callable[..., Any]:
 
         return lax.while_loop(lambda c: running(c[0]) & (c[1] < turns), body, (opened(state), jnp.int64(0)))
 
-    function, spare = Function(one), Spare()
+    function = Function(one)
 
     def run(state: Packed, job: Job, data: Data, tape: Tape, turns: Any) -> tuple[Any, int]:
-        layout, lanes = state.layout, len(next(iter(state.rows.values())))
+        layout = state.layout
         arrays = {name: layout.view(state.rows, name) for name, _, _ in layout.arrays}
-        buffers = spare.buffers(layout, lanes)
-        done = function(arrays | buffers, (job, tape), (data, np.int64(turns)))
-        return (state, buffers), int(done.sum())
+        if "actions" in state.buffers:
+            state.buffers["actions"].fill(0.0)  # rows between the actions stay empty
+        done = function(arrays | state.buffers, (job, tape), (data, np.int64(turns)))
+        return (state, state.buffers), int(done.sum())
 
     return or_by_xla(run, xla_loop(plan, dataclasses.replace(config, form="one_by_one")))
-
-
-class Spare(threading.local):
-    """Output buffers of the threads, each of which uses its own again: fresh memory costs more than what is written."""
-
-    def __init__(self) -> None:
-        self.kinds: Any = None
-        self.held: dict[str, np.ndarray] = {}
-
-    def buffers(self, layout: Layout, lanes: int) -> dict[str, np.ndarray]:
-        """`[lanes, *shape]` each, with anything in them but for the actions, between which rows stay empty."""
-        if self.kinds != layout.buffers or len(next(iter(self.held.values()))) < lanes:
-            self.kinds = layout.buffers
-            self.held = {name: np.empty((lanes, *shape), dtype) for name, dtype, shape in layout.buffers}
-        if "actions" in self.held:
-            self.held["actions"].fill(0.0)
-        return {name: buffer[:lanes] for name, buffer in self.held.items()}
 
 
 def or_by_xla(native: Callable[..., Any], by_xla: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +94,8 @@ def or_by_xla(native: Callable[..., Any], by_xla: Callable[..., Any]) -> Callabl
             return native(*args)
         except NotImplementedError as error:  # before anything has run: the code is made first
             warnings.warn(SLOW.format(error=error, version=jax.__version__), stacklevel=2)
-            return by_xla(*jax.device_put(args))
+            state, *others = args
+            return by_xla(*jax.device_put([dataclasses.replace(state, buffers={}), *others]))
 
     return run
 

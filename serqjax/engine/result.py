@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,42 +32,12 @@ from .state import (
     sites_at_once,
 )
 from .tables import ticks
+from .workspace import Workspace
 
 LIVELOCK = (
     "sessions preempt themselves or each other for ever with no token between: raise the cap of the pool, or reserve "
     "what a session needs before it starts"
 )
-
-
-#: Bytes of a thread's first and of its largest pieces of memory for results; numpy asks for large pages from 4 MiB on.
-FIRST_PIECE_BYTES, PIECE_BYTES = 1 << 18, 1 << 22
-
-
-class Memory(threading.local):
-    """Memory of a thread for results, taken in large pieces: a fresh page costs more than what is written to it."""
-
-    def __init__(self) -> None:
-        self.piece, self.used = np.empty((FIRST_PIECE_BYTES,), np.uint8), 0
-
-    def empty(self, n: int, dtype: Any) -> np.ndarray:
-        """`n` numbers of 8 bytes."""
-        if self.used + 8 * n > len(self.piece):
-            self.piece, self.used = np.empty((max(8 * n, min(2 * len(self.piece), PIECE_BYTES)),), np.uint8), 0
-        start, self.used = self.used, self.used + 8 * n
-        return self.piece[start : self.used].view(dtype)
-
-
-_memory = Memory()
-
-
-def kept(values: np.ndarray, dtype: Any, order: np.ndarray | None = None) -> np.ndarray:
-    """A copy of one quantity, its numbers in this `order`, in memory of this thread's results."""
-    out = _memory.empty(len(values), dtype)
-    if order is None:
-        out[:] = values
-    else:
-        np.take(values, order, out=out, mode="clip")  # the mode that needs no further copy
-    return out
 
 
 class Part(NamedTuple):
@@ -81,8 +50,9 @@ class Part(NamedTuple):
 class Drained:
     """What has been taken out of the buffers so far, per instance."""
 
-    def __init__(self, lanes: int):
+    def __init__(self, lanes: int, space: Workspace):
         self.parts: dict[str, list[list[Part]]] = {name: [[] for _ in range(lanes)] for name in BUFFERS}
+        self.kept = space.kept
 
     def take(self, counts: Mapping[str, np.ndarray], buffers: dict[str, Any], last: bool) -> None:
         """Keep the entries. `counts`: how many of each buffer, by instance; `buffers`: what the call wrote, and the
@@ -176,9 +146,9 @@ def raw_run(
         request_status=requests["status"],
         events=None,
         trace=action_rows(drained.columns("actions", lane, ACTION_COLUMNS).T) if trace else None,
-        gauge_index=kept(points[0], np.int64),
-        gauge_tick=kept(points[1], np.int64),
-        gauge_value=kept(points[2], np.float64),
+        gauge_index=drained.kept(points[0], np.int64),
+        gauge_tick=drained.kept(points[1], np.int64),
+        gauge_value=drained.kept(points[2], np.float64),
         claims=claim_totals(plan, s, numbers, verdict, seconds(end_tick, program.tick_s), observed),
     )
 
@@ -398,7 +368,7 @@ def sample_rows(plan: Plan, drained: Drained, lane: int) -> tuple[np.ndarray, ..
         where = table[-1, entry].astype(np.int64) if plan.init_sites else 1
         index = sites[where, site]
         tick, serial, turn, value = tick[entry], serial[entry], turns[site, entry], values[site, entry]
-    return index, *(kept(column, np.int64) for column in (tick, serial, turn)), kept(value, np.float64)
+    return index, *(drained.kept(column, np.int64) for column in (tick, serial, turn)), drained.kept(value, np.float64)
 
 
 def request_rows(plan: Plan, s: Mapping[str, np.ndarray], drained: Drained, lane: int) -> dict[str, np.ndarray]:
@@ -413,14 +383,14 @@ def request_rows(plan: Plan, s: Mapping[str, np.ndarray], drained: Drained, lane
             column[ended:] = left.get(name, -1)
     n, start = ended + len(live), columns["start_order"]
     order = None if rises(start) else sorting(start)
-    table = {name: kept(column, np.int64, order) for name, column in columns.items()}
+    table = {name: drained.kept(column, np.int64, order) for name, column in columns.items()}
     responses = np.arange(n)  # requests are written when they are answered, or refused
     refused = columns["status"][:ended] == RequestStatus.rejected
     if refused.any():
         responses[:ended] = np.where(refused, -1, np.cumsum(~refused) - 1)
         table["responded"][table["status"] == RequestStatus.rejected] = -1
     responses[ended:] = -1
-    table["respond_order"] = kept(responses, np.int64, order)
+    table["respond_order"] = drained.kept(responses, np.int64, order)
     if "confirm_order" in table:
         ranked(table["confirm_order"], (table["confirm_order"] >= 0) & (table["confirmed"] >= 0))
     return {name: same(0 if name == "tokens" else -1, n) for name in TOKEN_COLUMNS if name not in table} | table
