@@ -30,6 +30,7 @@ from .overrides import with_params as with_params
 from .progress import AbstractProgress as AbstractProgress
 from .progress import BarProgress as BarProgress
 from .progress import NoProgress as NoProgress
+from .results import Interrupted as Interrupted
 from .results import Run as Run
 from .results import Runs as Runs
 from .results import VerdictError as VerdictError

@@ -17,7 +17,7 @@ from .errors import Problem, ProgramError
 from .overrides import with_params, with_span
 from .progress import AbstractProgress, NoProgress
 from .ranges import warn_outside, watch_tables
-from .results import Run, Runs, VerdictError
+from .results import Interrupted, Run, Runs, VerdictError
 
 LARGEST_SEED = 2**64 - 1
 
@@ -204,7 +204,8 @@ def run_many(
     **Returns:** one `Run` per program, in their order. An instance that fails does not raise: its verdict says so.
 
     **Raises:** `ProgramError` with the problems of all programs that are not valid or that the engine cannot run,
-    before anything runs; `ValueError` for an argument; `KeyboardInterrupt` if it was interrupted.
+    before anything runs; `ValueError` for an argument; `Interrupted`, a `KeyboardInterrupt` with the runs that had
+    finished, after Ctrl-C.
     """
     options = {"trace": trace, "check": check, "stop_on_verdict": stop_on_verdict, "coalesce": coalesce}
     return run_all(list(programs), seeds, progress=progress or NoProgress(), **options)
@@ -221,7 +222,8 @@ def run_all(every: list[ir.Program], seeds: Iterable[int] | None, **options: Any
     raws = _simulate_many(every, chosen, **options)
     missing = sum(raw is None for raw in raws)
     if missing:
-        raise KeyboardInterrupt(f"interrupted: {missing} of {len(every)} programs had not finished")
+        done = {i: Run(every[i], raw) for i, raw in enumerate(raws) if raw is not None}
+        raise Interrupted(f"interrupted: {missing} of {len(every)} programs had not finished", done)
     return [Run(prog, raw) for prog, raw in zip(every, raws)]
 
 

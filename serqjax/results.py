@@ -41,6 +41,14 @@ class VerdictError(RuntimeError):
         self.result = result
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in `run_many`. `runs`: those that had finished, by their places among the programs."""
+
+    def __init__(self, message: str, runs: dict[int, Run]):
+        super().__init__(message)
+        self.runs = runs
+
+
 @final
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Run:

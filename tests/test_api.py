@@ -206,9 +206,12 @@ def test_many_programs_are_checked_before_any_runs(prog, many):
 
 
 def test_many_programs_interrupted(prog, many, monkeypatch):
-    monkeypatch.setattr("serqjax.api._simulate_many", lambda p, s, **o: [None] * len(p))
-    with pytest.raises(KeyboardInterrupt, match="2 of 2 programs"):
+    first = sq.run_many([prog])[0]
+    monkeypatch.setattr("serqjax.api._simulate_many", lambda p, s, **o: [None, first.raw])
+    with pytest.raises(KeyboardInterrupt, match="1 of 2 programs") as caught:
         sq.run_many([prog, prog])
+    assert isinstance(caught.value, sq.Interrupted)
+    assert list(caught.value.runs) == [1] and caught.value.runs[1].raw is first.raw
 
 
 def test_actions_are_kept_when_asked_for(prog, many):
