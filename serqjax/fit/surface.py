@@ -281,9 +281,9 @@ def as_before_the_fit(slope: np.ndarray, weights: Weights, part: np.ndarray, blo
     found = part.copy()
     for block in np.unique(blocks):
         rows = blocks == block
-        left, vectors = np.linalg.eig(np.eye(rows.sum()) - slope[rows] @ reach[:, rows])
-        shares = np.linalg.solve(vectors, part[rows].astype(complex))
-        found[rows] = (vectors @ (shares / np.sqrt(np.maximum(left.real, LEAST_LEFT)))).real
+        taken = slope[rows] @ reach[:, rows]
+        left, vectors = np.linalg.eigh(np.eye(rows.sum()) - (taken + taken.T) / 2.0)
+        found[rows] = vectors @ ((vectors.T @ part[rows]) / np.sqrt(np.clip(left, LEAST_LEFT, 1.0)))
     return found
 
 
