@@ -7,7 +7,7 @@ import pytest
 
 from serqjax.fit.optimisers import Space
 from serqjax.fit.polish import BOTTOM, WIDEST, Polish
-from serqjax.fit.surface import Scored, principal
+from serqjax.fit.surface import Noise, Scored, Surface, Weights, as_before_the_fit, principal
 
 KINDS = np.repeat([0, 1], 60)
 SPACE = Space.of({name: (1e-3, 1e3) for name in ("base", "decode", "kv")})
@@ -54,3 +54,19 @@ def test_a_descent_that_ends_at_a_greater_loss_is_taken_back():
     # the same residuals, with a loss that grows on that way
     end, loss, told = descent(slope, goal, BOTTOM, lambda points: 0.1 + np.abs(points).sum(axis=1))
     assert not end.any() and loss == pytest.approx(0.1) and "start 0 goes back to loss 0.10000" in told[-1]
+
+
+def test_what_a_fit_takes_of_the_noise_is_given_back():
+    """Residuals are smaller than the noise was, most in the block that tells most."""
+    rng, rows, blocks = np.random.default_rng(4), 24, np.repeat(np.arange(8), 3)
+    slope = rng.normal(size=(rows, 4)) * np.where(blocks == 0, 4.0, 1.0)[:, None]
+    surface = Surface(np.zeros(rows), slope, np.zeros((0, rows)), np.zeros((2, rows)))
+    weights = Weights(surface, Noise(np.ones(rows), np.zeros(rows)))
+    hat = slope @ np.linalg.pinv(slope)
+    square, left = np.zeros(rows), np.zeros(rows)
+    for _ in range(2000):
+        residuals = (np.eye(rows) - hat) @ rng.normal(size=rows)
+        left += residuals**2 / 2000
+        square += as_before_the_fit(slope, weights, residuals, blocks) ** 2 / 2000
+    assert left.mean() == pytest.approx(1.0 - 4.0 / rows, abs=0.02) and left[:3].mean() < 0.5
+    assert square[3:].mean() == pytest.approx(1.0, abs=0.03) and square[:3].mean() == pytest.approx(1.0, abs=0.1)
