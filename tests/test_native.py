@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from serqjax.native.function import Function
+from serqjax.native.function import Function, lower
+from serqjax.native.scalars import OURS
+from serqjax.tape import rounding
 
 LONG = np.array([0, 1, -1, 5, -7, 1 << 62, -(1 << 63), (1 << 63) - 1, 3, 63, 64, -64, 1000, 2, 12, 70])
 OTHER = np.array([1, 0, -1, 3, 2, -1, -1, 1, 64, 63, 5, 7, -3, 70, 1, 2])
@@ -81,6 +83,17 @@ def test_operations_on_two_floats_have_the_meaning_of_xla_in_their_corner_cases(
 def test_operations_on_a_float_have_the_meaning_of_xla_in_their_corner_cases(name: str):
     operation = ONE_REAL[name]
     assert_same(lambda a: (operation(a), operation(a[:5]), operation(a[6])), REAL)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_functions_with_a_rounding_of_their_own_are_one_instruction(name: str):
+    operation = getattr(rounding, name)
+    given = [REAL, REAL2][: 1 if name == "rint" else 2]
+    assert_same(operation, *given)
+    assert_same(lambda *x: operation(*(v[0] for v in x)), *given)
+    text, _ = lower(jax.make_jaxpr(operation)(*(jnp.float64(v[3]) for v in given)))
+    assert "select" not in text and "fcmp" not in text, "what other compilers need is not written"
+    assert text.count({"product": "fmul", "quotient": "fdiv", "rint": "call double @llvm.roundeven"}[name]) == 1
 
 
 def test_logarithms_are_those_of_the_c_library():

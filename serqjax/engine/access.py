@@ -12,7 +12,7 @@ place (`kernels/tables.py`). A phase that works on both keeps no table in a vari
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax.numpy as jnp
@@ -110,13 +110,14 @@ def store_column(table: Array, index: Array, value: Any, mask: Array) -> Array:
     return lax.dynamic_update_index_in_dim(table, new, index, 1, allow_negative_indices=False)
 
 
-def store_across(table: Array, index: Array, values: Sequence[Any], mask: Array) -> Array:
-    """The table with `table[:, index]` replaced by scalars where `mask`."""
+def store_across(table: Array, index: Array, values: Sequence[Any]) -> Array:
+    """The table with `table[:, index]` replaced by scalars."""
+    always = jnp.bool_(True)
     if isinstance(table, AbstractTable):
         for i, value in enumerate(values):
-            table.store((i, index), value, mask)
+            table.store((i, index), value, always)
         return table
-    return store_column(table, index, jnp.stack([jnp.asarray(v).astype(table.dtype) for v in values]), mask)
+    return store_column(table, index, jnp.stack([jnp.asarray(v).astype(table.dtype) for v in values]), always)
 
 
 def load_at(table: Array, row: Array, column: Array) -> Array:
@@ -204,10 +205,9 @@ class AbstractLanes(abc.ABC):
     def any(self, mask: Array) -> Array:
         """Whether a phase has to run, a scalar that is not batched."""
 
-    @property
     @abc.abstractmethod
-    def branch(self) -> bool:
-        """Whether a few operations that are seldom needed are worth a branch of their own."""
+    def perhaps(self, behind_a_branch: Callable[[], object], masked: Callable[[], object]) -> None:
+        """Write a few operations that are seldom needed in the form that takes less time: one of the two."""
 
 
 @final
@@ -217,9 +217,8 @@ class OneByOne(AbstractLanes):
     def any(self, mask: Array) -> Array:
         return mask
 
-    @property
-    def branch(self) -> bool:
-        return True
+    def perhaps(self, behind_a_branch: Callable[[], object], masked: Callable[[], object]) -> None:
+        behind_a_branch()
 
 
 @final
@@ -229,6 +228,5 @@ class Together(AbstractLanes):
     def any(self, mask: Array) -> Array:
         return lax.pmax(mask.astype(jnp.int32), LANES) > 0
 
-    @property
-    def branch(self) -> bool:
-        return False
+    def perhaps(self, behind_a_branch: Callable[[], object], masked: Callable[[], object]) -> None:
+        masked()

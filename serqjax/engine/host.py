@@ -408,8 +408,7 @@ class Batch:
             if choices.needed and (~over & (arrived + 1 - base >= cap.ahead)).any():
                 base = arrived.copy()
                 tape = self.make_tape(base, cap.ahead, choices)
-        state = Packed(rows, layout)
-        return self.collect(todo, over, state, rows, drained, job, data, tape, programs, memory)
+        return self.collect(todo, over, Packed(rows, layout), drained, job, data, tape, programs, memory)
 
     def make_tape(self, base: np.ndarray, ahead: int, choices: Choices) -> Tape:
         columns: dict[str, Any] = {"base": base, "script": choices.rows(base, ahead if choices.needed else 1)}
@@ -420,20 +419,21 @@ class Batch:
         return tree if self.config.form == "native" else jax.device_put(tree)
 
     def collect(
-        self, todo: list[int], over: np.ndarray, state: Packed, rows: dict[str, np.ndarray], drained: Drained, job: Job,
-        data: Data, tape: Tape, programs: list[Program], memory: dict[str, int],
+        self, todo: list[int], over: np.ndarray, state: Packed, drained: Drained, job: Job, data: Data, tape: Tape,
+        programs: list[Program], memory: dict[str, int],
     ) -> list[Finished]:  # fmt: skip
+        """The results of the instances that are over. `state`: its rows on the host."""
         pools = len(self.plan.skeleton.pools)
         needs = np.full((len(over), pools, pools), -1.0)
-        if self.plan.has_holds and bool((state.layout.view(rows, "queued") > 0).any()):
+        if self.plan.has_holds and bool((state.layout.view(state.rows, "queued") > 0).any()):
             needs = np.asarray(final_needs(self.plan)(state, job, data, tape))
         waits = None
-        if self.plan.has_legs and self.plan.has_holds and bool(state.layout.view(rows, "joining").any()):
+        if self.plan.has_legs and self.plan.has_holds and bool(state.layout.view(state.rows, "joining").any()):
             waits = [np.asarray(x) for x in final_waits(self.plan)(state, job, data, tape)]
         finished = []
         for lane, index in enumerate(todo):
             if over[lane]:
-                values = state.layout.lane(rows, lane)
+                values = state.layout.lane(state.rows, lane)
                 stuck = None if waits is None else (waits[0][lane], waits[1][lane])
                 run = raw_run(
                     self.plan, programs[lane], self.seeds[index], values, drained, lane, needs[lane], stuck,

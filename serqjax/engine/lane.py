@@ -141,10 +141,7 @@ class Lane:
 
     def perhaps(self, mask: Array, part: Callable[[Lane], None]) -> None:
         """Run a small part of a phase, which masks itself; passed over without `mask` where that takes less time."""
-        if self.lanes.branch:
-            self.only(mask, part)
-        else:
-            part(self)
+        self.lanes.perhaps(lambda: self.only(mask, part), lambda: part(self))
 
     def residents(self, phase: Callable[[Lane], Any]) -> Any:
         """Run `phase` on the rows alone in which sessions on step stages sit; what it returns.
@@ -185,7 +182,7 @@ class Lane:
 
         It is written in any case, behind the last one that counts, where there is always room for it (`step.pause`).
         """
-        self.s[name] = store_across(self.s[name], self.s[f"{name}_n"], values, jnp.bool_(True))
+        self.s[name] = store_across(self.s[name], self.s[f"{name}_n"], values)
         self.bump(f"{name}_n", mask)
 
     def add(self, name: str, index: int, value: Any, mask: Array) -> None:

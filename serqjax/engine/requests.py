@@ -42,7 +42,7 @@ def close_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
 
 
 def write_request(w: Lane, slot: Array, status: Value, mask: Array) -> None:
-    """See `close_request`."""
+    """The row of a request that is open, where `mask`; it is open no more."""
     values = {
         "serial": load(w.serial, slot), "turn": load(w.turns, slot), "sent": load(w.sent, slot), "responded": w.now,
         "status": status, "start_order": load(w.start_order, slot),

@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class Drained:
-    """What has been taken out of the buffers so far, per instance."""
+    """What has been taken out of the buffers so far, per instance. `kept` copies a quantity into a result's memory."""
 
     def __init__(self, lanes: int, space: Workspace):
         self.parts: dict[str, list[list[Part]]] = {name: [[] for _ in range(lanes)] for name in BUFFERS}
@@ -80,7 +80,6 @@ class Drained:
             whole[:, start : start + part.count] = part.table[:, : part.count]
             start += part.count
         return whole
-
 
 
 def raw_run(

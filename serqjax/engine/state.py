@@ -189,7 +189,7 @@ def fields(plan: Plan, cap: Capacities, tick_s: float) -> dict[str, np.ndarray]:
         state |= {
             "wake": full((S,), FAR, i64),
             "wake_key": full((S,), FAR, i64),
-            "wakes_n": full((), 0, i32),
+            "wakes_n": full((), 0, i32),  # sessions that will wake up
             # the next of them (clock.py)
             "next_wake": full((), FAR, i64),
             "next_wake_key": full((), FAR, i64),
@@ -535,8 +535,8 @@ def sites_at_once(plan: Plan) -> int:
 
 
 def sample_width(plan: Plan) -> int:
-    """Quantities of a sample: tick, serial, (turn, value) per `Observe` site; where it was (0 init, 1 states), if both
-    can be.
+    """Quantities of a sample: tick, serial, (turn, value) per `Observe` site; where it was (0 init, 1 states), in
+    programs that observe in `init`.
 
     A site that did not observe has turn -1.
     """

@@ -62,7 +62,7 @@ def stretched(low: Lowering, value: Array, shape: tuple[int, ...]) -> Array:
 
 
 def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
-    rule = SCALAR_RULES[called(eqn)]
+    rule = (SCALAR_RULES | OURS)[called(eqn)]
     kinds = [dtype_of(v) for v in eqn.invars]
     shape, dtype = shape_and_dtype(eqn)
     em, params = low.em, eqn.params
@@ -90,7 +90,7 @@ def elementwise(low: Lowering, eqn: Any, args: list[Value]) -> Value:
 def called(eqn: Any) -> str:
     """What an equation does: its primitive, or the function of ours that it calls."""
     name = str(eqn.primitive.name)
-    return str(eqn.params["name"]) if name == "jit" and eqn.params["name"] in OURS else name
+    return str(eqn.params["name"]) if name in ("jit", "pjit") and eqn.params["name"] in OURS else name
 
 
 # ---------------------------------------------------------------- shapes
@@ -472,7 +472,7 @@ def scatter(combine: str | None) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    **{name: elementwise for name in SCALAR_RULES},
+    **{name: elementwise for name in (*SCALAR_RULES, *OURS)},
     "iota": iota,
     "broadcast_in_dim": broadcast,
     "reshape": reshape,

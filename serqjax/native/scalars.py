@@ -311,9 +311,7 @@ RULES: dict[str, Rule] = {
     "select_n": chosen,
     "copy": lambda em, params, kinds, out, args: args[0],
     "copy_p": lambda em, params, kinds, out, args: args[0],
-    "product": arithmetic("mul", lambda a, b: a * b),
-    "quotient": division,
-    "rint": function("llvm.roundeven"),
 }
-#: Functions of `serqjax/tape/rounding.py`, which are written so that other compilers leave them as they are.
-OURS = ("product", "quotient", "rint")
+#: Functions of `serqjax/tape/rounding.py`, by name. They are written so that other compilers leave them as they are;
+#: here each is one instruction.
+OURS: dict[str, Rule] = {"product": RULES["mul"], "quotient": RULES["div"], "rint": function("llvm.roundeven")}
